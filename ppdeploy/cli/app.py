@@ -1,0 +1,76 @@
+"""The typer application, its global options, and the one place where an error becomes a sentence and an exit code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated, NoReturn
+
+import typer
+
+from ppdeploy import __version__
+from ppdeploy.errors import InputError, PpdeployError
+
+#: What a shell reports for a command ended by SIGINT; DESIGN.md gives it to every interruption.
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="ppdeploy",
+    help="Serve one large model across a few GPU machines with vLLM pipeline parallelism.",
+    no_args_is_help=True,
+    # Error texts carry host names, regular expressions and file names: square brackets in them are not markup.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ppdeploy {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Serve one large model across a few GPU machines with vLLM pipeline parallelism."""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command and leave the process with the exit codes of DESIGN.md.
+
+    `arguments` stands in for `sys.argv[1:]` in tests. Every error is one line on stderr that starts with `error: `;
+    a traceback is printed only when `--debug` is among the arguments.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given
+    try:
+        # Outside click's standalone mode its own exceptions reach us, so that they read like all other errors.
+        outcome = app(args=given, prog_name="ppdeploy", standalone_mode=False)
+        sys.exit(outcome if isinstance(outcome, int) else 0)
+    except PpdeployError as error:
+        _tell(str(error), debug=debug)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _tell("interrupted", debug=debug)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # a click exception, whether typer carries click or not
+        if usage is not None:
+            _tell(f"{usage().rstrip('.')}: see `ppdeploy --help`", debug=debug)
+            sys.exit(InputError.exit_code)
+        kind = type(error).__name__
+        _tell(f"{kind} that ppdeploy did not expect: {error}: run it again with --debug and report it", debug=debug)
+        sys.exit(PpdeployError.exit_code)
+
+
+def _tell(sentence: str, *, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    typer.echo(f"error: {sentence}", err=True)

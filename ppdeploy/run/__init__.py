@@ -1,0 +1,1 @@
+"""Running a playbook through ansible-runner."""
