@@ -1,0 +1,610 @@
+"""Facts: what a node reports of itself, as `plugins/modules/ppdeploy_facts.py` returned it.
+
+Nothing here touches a host. Names carry their unit: `_bytes`, `_mib`, `_mbit` (Mbit/s), `_s` (seconds). A
+fact that the node could not read is None and has an entry with the reason in `NodeFacts.problems`, so "there
+is none" (an empty tuple) and "nobody knows" (None) never look alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ppdeploy.errors import InputError
+
+SCHEMA_VERSION: Final = 1
+"""Raised whenever a field changes its meaning or goes; the module reports the version that it writes."""
+
+FILE_KIND: Final = "ppdeploy-facts"
+"""What a saved facts file says it is, so that another JSON file is not taken for one."""
+
+NicKind = Literal[
+    "loopback",
+    "ethernet",
+    "bridge",
+    "bond",
+    "vlan",
+    "veth",
+    "tun",
+    "wireguard",
+    "macvlan",
+    "dummy",
+    "tunnel",
+    "other",
+]
+"""`ethernet` is a device of a bus (Wi-Fi too, see `Nic.wireless`); all others are made by software."""
+
+
+class _Fact(BaseModel):
+    """Base of all facts: immutable, no unknown fields, no silent conversion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class Problem(_Fact):
+    """A fact that could not be read."""
+
+    fact: str
+    """Dotted name of the fact, such as `gpus` or `os.systemd_version`."""
+    reason: str
+    """One sentence, for people."""
+
+
+class Clock(_Fact):
+    """The node's wall clock."""
+
+    node_time: float
+    """Seconds since 1970, read as the first thing that the module does."""
+    controller_time: float | None
+    """What the controller's clock said when it made the call; None when the caller gave none."""
+    offset_s: float | None
+    """node_time - controller_time. It holds the time from there to here too (login, start of Python: mostly
+    0.2 to 1.5 s), so a clock that is right shows a small positive offset; only a negative one, or one well
+    above that, is evidence. Offsets of two nodes called in the same task may be compared with each other
+    within that time."""
+
+
+class ResolvedAddress(_Fact):
+    """An address that the node's own host name resolves to, on the node."""
+
+    address: str
+    loopback: bool
+    """127.0.0.0/8 or ::1, as Debian's `127.0.1.1 HOST` in /etc/hosts gives."""
+
+
+class Identity(_Fact):
+    """Who the node is."""
+
+    hostname: str
+    addresses: tuple[ResolvedAddress, ...] | None
+    """What `hostname` resolves to (getaddrinfo); None when it does not resolve."""
+    machine_id: str | None
+    """/etc/machine-id; equal on two nodes when one was cloned from the other."""
+    boot_id: str | None
+    """Changes at each boot."""
+
+    @property
+    def resolves_to_loopback(self) -> bool:
+        """True when the host's own name leads to a loopback address, in any place."""
+        return any(a.loopback for a in self.addresses or ())
+
+
+class User(_Fact):
+    """As whom the module ran."""
+
+    name: str | None
+    uid: int
+    """Effective user id; 0 after `become`. Anything else cannot see other users' processes and sockets."""
+    login: str | None
+    """The user that became root (SUDO_USER, DOAS_USER), else None."""
+
+
+class OperatingSystem(_Fact):
+    """The operating system, from /etc/os-release, uname and systemd."""
+
+    id: str | None
+    """Such as `debian`, `ubuntu`, `rocky`."""
+    id_like: tuple[str, ...]
+    """Its relatives, such as `('rhel', 'centos', 'fedora')`."""
+    version_id: str | None
+    """Such as `12` or `24.04`; rolling ones have none."""
+    pretty_name: str | None
+    kernel: str
+    """uname -r."""
+    machine: str
+    """uname -m: `x86_64`, `aarch64`."""
+    glibc: str | None
+    """Such as `2.36`; None on another C library."""
+    systemd_version: int | None
+    """Such as 252; None when systemd is not the service manager."""
+    system_state: str | None
+    """`systemctl is-system-running`: running, degraded, starting, maintenance, stopping, offline, unknown."""
+    selinux: Literal["enforcing", "permissive", "disabled"] | None
+    apparmor: Literal["enabled", "disabled"] | None
+
+
+class NumaNode(_Fact):
+    """A NUMA node that has memory or CPUs."""
+
+    node: int
+    cpus: str
+    """A kernel list such as `0-7,16-23`; empty for memory without CPUs."""
+    memory_bytes: int | None
+
+
+class Cpu(_Fact):
+    """The node's processors."""
+
+    model: str | None
+    logical: int
+    """Online logical CPUs."""
+    usable: int
+    """Logical CPUs that this process may run on (a container or cpuset may allow fewer)."""
+    usable_list: str
+    """The same as a kernel list, such as `0-15`."""
+    cores: int | None
+    """Physical cores, all sockets."""
+    sockets: int | None
+    flags: tuple[str, ...]
+    """Those that vLLM's kernels care about: avx2, avx512f, avx512_bf16, avx512_vnni, amx_bf16, amx_tile,
+    asimd, bf16, sve."""
+    numa: tuple[NumaNode, ...]
+
+
+class Memory(_Fact):
+    """Main memory, from /proc/meminfo."""
+
+    total_bytes: int
+    available_bytes: int
+    """What a new program can have without swapping, as the kernel estimates it."""
+    swap_total_bytes: int
+    swap_free_bytes: int
+
+
+class GpuProcess(_Fact):
+    """A process that has a compute context on a GPU."""
+
+    pid: int
+    name: str | None
+    """The program, as the driver names it."""
+    memory_mib: int | None
+    """None when the driver does not say (a MIG slice, a container)."""
+    unit: str | None
+    """The systemd unit or scope that the process belongs to."""
+
+
+class Gpu(_Fact):
+    """An NVIDIA GPU, from nvidia-smi."""
+
+    index: int
+    uuid: str
+    """`GPU-...`: the same at each boot and in each slot."""
+    name: str
+    """Such as `NVIDIA GeForce RTX 4090`."""
+    memory_total_mib: int
+    memory_used_mib: int | None
+    driver_version: str
+    compute_capability: str | None
+    """Such as `8.9`."""
+    pci_address: str | None
+    """Such as `00000000:01:00.0`."""
+    pcie_gen_current: int | None
+    """An idle card may show a lower generation than under load; width does not change so."""
+    pcie_gen_max: int | None
+    pcie_width_current: int | None
+    pcie_width_max: int | None
+    ecc_enabled: bool | None
+    """None when the card has no ECC."""
+    ecc_uncorrected: int | None
+    """Errors since the driver was loaded; None when ECC is off or absent."""
+    persistence_mode: bool | None
+    mig_enabled: bool | None
+    """None when the card has no MIG."""
+    processes: tuple[GpuProcess, ...]
+
+
+class PciAccelerator(_Fact):
+    """A display or compute device on the PCI bus: how an AMD card, or one without its driver, is seen."""
+
+    address: str
+    vendor: Literal["nvidia", "amd", "intel", "other"]
+    vendor_id: str
+    """Such as `0x10de`."""
+    device_id: str
+    driver: str | None
+    """Kernel driver bound to it: nvidia, nouveau, vfio-pci, amdgpu; None when there is none."""
+
+
+class NvidiaDriver(_Fact):
+    """The NVIDIA driver as a whole."""
+
+    version: str | None
+    """What nvidia-smi, so the user-space library, says."""
+    cuda_version: str | None
+    """The newest CUDA that the driver runs, such as `13.0`."""
+    module_version: str | None
+    """The kernel module that is loaded; another one than `version` means that an update waits for a
+    reboot."""
+
+
+class NicAddress(_Fact):
+    """An address of a NIC."""
+
+    address: str
+    prefix: int
+    scope: str
+    """global, link or host."""
+
+    @property
+    def interface(self) -> IPv4Interface | IPv6Interface:
+        """The address with its network, as the standard library's type."""
+        return ip_interface(f"{self.address}/{self.prefix}")
+
+
+class NicCounters(_Fact):
+    """Faults since the NIC came up, from /sys/class/net/NIC/statistics."""
+
+    rx_errors: int
+    rx_crc_errors: int
+    rx_dropped: int
+    tx_errors: int
+    tx_dropped: int
+    collisions: int
+
+
+class Nic(_Fact):
+    """A network interface."""
+
+    name: str
+    index: int
+    mac: str | None
+    addresses: tuple[NicAddress, ...]
+    mtu: int
+    operstate: str
+    """up, down, unknown (loopback, tun), dormant, lowerlayerdown, ..."""
+    carrier: bool | None
+    """Whether the link has a partner; None when the NIC is down."""
+    speed_mbit: int | None
+    """Negotiated, in Mbit/s; None when unknown or down. A veth or virtio NIC says what its driver
+    pretends."""
+    duplex: Literal["full", "half"] | None
+    driver: str | None
+    kind: NicKind
+    virtual: bool
+    """Made by software. A veth with an address is what a container has for its own NIC, so this alone rules
+    nothing out."""
+    wireless: bool
+    usb: bool
+    """Sits on a USB bus, as many 2.5 Gbit adapters do."""
+    master: str | None
+    """The bridge or bond that it belongs to."""
+    parent: str | None
+    """The NIC that it sits on (vlan, macvlan)."""
+    counters: NicCounters | None
+
+    @property
+    def up(self) -> bool:
+        """True when traffic can pass: operstate up, or unknown with a carrier, as many virtual NICs say."""
+        return self.operstate == "up" or (self.operstate == "unknown" and self.carrier is not False)
+
+
+class DefaultRoute(_Fact):
+    """A default route of the main routing table."""
+
+    family: Literal[4, 6]
+    interface: str
+    gateway: str | None
+    metric: int
+
+
+class PeerRoute(_Fact):
+    """How the node would send to a peer; nothing is sent to find out."""
+
+    peer: str
+    interface: str | None
+    """None when there is no route; `problem` says why."""
+    source: str | None
+    """The address that a connection would come from."""
+    gateway: str | None
+    """None when the peer is on the link."""
+    neighbour: str | None
+    """State of its neighbour (ARP) entry: REACHABLE, STALE, FAILED, ...; None when the peer was never spoken
+    to."""
+    problem: str | None
+
+
+class RdmaDevice(_Fact):
+    """An RDMA device (InfiniBand, RoCE)."""
+
+    name: str
+    link_layer: str | None
+    """Ethernet or InfiniBand."""
+    state: str | None
+    """ACTIVE, DOWN, ..."""
+    interfaces: tuple[str, ...]
+    """The NICs of the same PCI device."""
+
+
+class Python(_Fact):
+    """A Python interpreter on the node's PATH or in the usual folders."""
+
+    path: str
+    version: str
+    """Such as `3.11.7`."""
+
+
+class PathSpace(_Fact):
+    """Room on the file system that holds a path."""
+
+    path: str
+    measured_at: str
+    """The nearest parent that exists."""
+    mount_device: int
+    """st_dev: equal for two paths on one file system, whose needs add up."""
+    total_bytes: int
+    free_bytes: int
+    """For unprivileged users."""
+
+
+class Listener(_Fact):
+    """A listening TCP socket on a port that was asked for."""
+
+    port: int
+    address: str
+    """`0.0.0.0` and `::` are all addresses."""
+    pid: int | None
+    """None when the module may not see the owner (not root, or in another container)."""
+    process: str | None
+    """Name of the process (comm)."""
+    command: str | None
+    """First word of its command line; never the arguments, which may hold secrets."""
+    unit: str | None
+    """Its systemd unit or scope, such as `ppdeploy-rank@tiny.service`."""
+
+
+class FileState(_Fact):
+    """A file, folder or link."""
+
+    path: str
+    type: Literal["file", "directory", "link", "other"]
+    mode: str
+    """Four octal digits, such as `0644`."""
+    owner: str
+    """Name, or the number when it has none."""
+    group: str
+    size: int
+    """Bytes."""
+    sha256: str | None
+    """None for anything but a readable file (a link's target is not followed)."""
+    target: str | None
+    """Where a link points, as written in it."""
+
+
+class Release(_Fact):
+    """A release folder on the node."""
+
+    digest: str
+    """Its folder's name."""
+    files: tuple[FileState, ...]
+
+
+class UnitState(_Fact):
+    """A systemd unit, from one `systemctl show`."""
+
+    load_state: str
+    """loaded, not-found, ..."""
+    active_state: str
+    """active, inactive, failed, activating, ..."""
+    sub_state: str
+    result: str
+    """success, exit-code, oom-kill, ..."""
+    main_pid: int
+    """0 when it does not run."""
+    restarts: int
+    active_since_monotonic_us: int
+    """Microseconds of the node's monotonic clock; 0 when it never ran in this boot."""
+    unit_file_state: str
+    """enabled, disabled, ...; empty when there is no such unit."""
+    needs_daemon_reload: bool
+
+
+class PipelineState(_Fact):
+    """What of a pipeline lies on the node."""
+
+    current: str | None
+    """Digest that the link `current` leads to; None when there is no link."""
+    previous: str | None
+    releases: tuple[Release, ...]
+    unit_files: tuple[FileState, ...]
+    """Files of ours in /etc/systemd/system that this pipeline uses: the generic unit and the drop-in link."""
+    unit: UnitState | None
+    """State of `ppdeploy-rank@PIPELINE.service`; None when systemd did not answer."""
+
+
+class Venv(_Fact):
+    """A folder of /opt/ppdeploy/venvs."""
+
+    name: str
+    """16 hex digits of the lock digest."""
+    marker: dict[str, Any] | None
+    """`.ppdeploy.json`, written last by the install; None means that the folder is unfinished or damaged."""
+    packages: dict[str, str]
+    """Versions of what must be equal on all nodes, by its installed metadata: vllm, torch, NCCL."""
+
+
+class ModelFolder(_Fact):
+    """A folder of the model store."""
+
+    name: str
+    digest: str | None
+    """Manifest digest that `.ppdeploy-manifest.json` names; None when there is no readable manifest."""
+    verified: bool
+    """Every file has the size, mtime and inode that it had when its sha256 was checked."""
+    deviation: str | None
+    """The first file that has not, and in what; None when verified."""
+    size_bytes: int | None
+    """Sum of the sizes that the manifest names."""
+
+
+class Sysctl(_Fact):
+    """Kernel settings that the plan depends on."""
+
+    ip_local_port_range: tuple[int, int] | None
+    """Ports that outgoing connections take; a listener's port inside it can be taken by chance."""
+    ip_local_reserved_ports: str | None
+    """Ports kept out of it, as the kernel lists them, such as `29500-29501`."""
+
+
+class NodeFacts(_Fact):
+    """All that one node reports in one call."""
+
+    schema_version: Literal[1]
+    elapsed_s: float
+    """Wall-clock time that the module took."""
+    problems: tuple[Problem, ...]
+    clock: Clock
+    identity: Identity
+    user: User
+    os: OperatingSystem
+    cpu: Cpu
+    memory: Memory
+    gpus: tuple[Gpu, ...]
+    """Empty without GPU, driver or nvidia-smi; `problems` tells which."""
+    nvidia_driver: NvidiaDriver | None
+    pci_accelerators: tuple[PciAccelerator, ...]
+    nics: tuple[Nic, ...]
+    default_routes: tuple[DefaultRoute, ...]
+    """Lowest metric first, so the one that is used comes first within its family."""
+    peer_routes: tuple[PeerRoute, ...]
+    """One for each of the `peers` asked for."""
+    rdma_devices: tuple[RdmaDevice, ...]
+    sysctl: Sysctl
+    pythons: tuple[Python, ...]
+    """Newest first."""
+    tools: dict[str, str | None]
+    """Path of each tool that ppdeploy uses, None when it is not installed."""
+    rsync_version: str | None
+    disks: tuple[PathSpace, ...]
+    """One for each of the `paths` asked for."""
+    listeners: tuple[Listener, ...]
+    """Who listens on the `ports` asked for."""
+    pipelines: dict[str, PipelineState]
+    """One for each of the `pipelines` asked for."""
+    files: dict[str, FileState | None]
+    """One for each of the `files` asked for; None when it does not exist."""
+    venvs: tuple[Venv, ...]
+    models: tuple[ModelFolder, ...]
+
+    @classmethod
+    def from_module(cls, host: str, values: Mapping[str, Any]) -> NodeFacts:
+        """Read what the module returned on `host`: the task's whole result, or its `facts`.
+
+        Raises InputError naming the host when the task failed there, or when the values are not facts of this
+        version.
+        """
+        if values.get("unreachable") or values.get("failed") or values.get("skipped"):
+            reason = str(values.get("msg") or "the task was skipped")
+            raise InputError(f"no facts were read: {reason}", where=f"host {host}", remedy=_RETRY)
+        raw = values.get("facts", values)
+        try:
+            # By way of JSON: Ansible's own string and mapping types become plain ones.
+            text = json.dumps(raw)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"its facts are not plain data: {error}", where=f"host {host}", remedy=_RETRY
+            ) from error
+        return _validated(f"host {host}", text)
+
+    def nic(self, name: str) -> Nic | None:
+        """Return the NIC of that name, or None."""
+        return next((n for n in self.nics if n.name == name), None)
+
+    def nic_with(self, address: str) -> Nic | None:
+        """Return the NIC that has the address (without prefix), or None."""
+        return next((n for n in self.nics if any(a.address == address for a in n.addresses)), None)
+
+    def problem(self, fact: str) -> str | None:
+        """Return why `fact`, or a part of it, could not be read; None when it could."""
+        return next(
+            (p.reason for p in self.problems if p.fact == fact or p.fact.startswith(fact + ".")), None
+        )
+
+
+_RETRY: Final = "run `ppdeploy check` on this host to see what it answers"
+
+
+def _validated(where: str, text: str) -> NodeFacts:
+    """Return the facts in a JSON text; `where` is what an InputError names as the place."""
+    try:
+        return NodeFacts.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the whole"
+        more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
+        raise InputError(
+            f"these are not facts that this ppdeploy reads: {field}: {first['msg']}{more}",
+            where=where,
+            remedy="use the ppdeploy_facts module and the ppdeploy package of one version",
+        ) from error
+
+
+def save_facts(path: Path, facts: Mapping[str, NodeFacts]) -> None:
+    """Write facts of many hosts as one JSON file, whole or not at all.
+
+    Raises InputError when the file cannot be written.
+    """
+    document = {
+        "kind": FILE_KIND,
+        "schema_version": SCHEMA_VERSION,
+        "hosts": {host: facts[host].model_dump(mode="json") for host in sorted(facts)},
+    }
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump(document, stream, indent=1, sort_keys=True)
+                stream.write("\n")
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(
+            f"the facts cannot be written: {error.strerror}",
+            where=str(path),
+            remedy="name a folder you may write to",
+        ) from error
+
+
+def load_facts(path: Path) -> dict[str, NodeFacts]:
+    """Read a file that `save_facts` wrote.
+
+    Raises InputError naming the file, and the host where one is at fault.
+    """
+    remedy = "name a file that `ppdeploy check --save-facts FILE` wrote"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"the facts file cannot be read: {error.strerror}", where=str(path), remedy=remedy
+        ) from error
+    except ValueError as error:
+        raise InputError(f"the facts file is not JSON: {error}", where=str(path), remedy=remedy) from error
+    hosts = document.get("hosts") if isinstance(document, dict) else None
+    if not isinstance(hosts, dict) or document.get("kind") != FILE_KIND:
+        raise InputError("this is not a facts file", where=str(path), remedy=remedy)
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise InputError(
+            f"the facts file has version {version}, this ppdeploy reads {SCHEMA_VERSION}",
+            where=str(path),
+            remedy="take the facts anew with this ppdeploy",
+        )
+    return {host: _validated(f"{path}, host {host}", json.dumps(values)) for host, values in hosts.items()}
