@@ -1,4 +1,4 @@
-"""Put the playbooks, roles, plugins and templates inside the wheel, where `ppdeploy.paths.data_root()` finds them."""
+"""Put playbooks, roles, plugins and templates inside the wheel, where `ppdeploy.paths.data_root()` finds them."""
 
 from __future__ import annotations
 
