@@ -1,0 +1,32 @@
+"""What the inventory says, typed and checked: the first step from an inventory to a served model.
+
+    inventory -> spec -> facts -> plan -> ...
+
+The only thing here that starts a process is `load_inventory` (ansible-inventory); all else is pure.
+"""
+
+from __future__ import annotations
+
+from ppdeploy.spec.types import HostSpec, PipelineSpec, Spec
+from ppdeploy.spec.variables import (
+    VARIABLES,
+    HostVars,
+    PipelineVars,
+    Variable,
+    is_local_model,
+    known_variable_names,
+    secret_variable_names,
+)
+
+__all__ = [
+    "VARIABLES",
+    "HostSpec",
+    "HostVars",
+    "PipelineSpec",
+    "PipelineVars",
+    "Spec",
+    "Variable",
+    "is_local_model",
+    "known_variable_names",
+    "secret_variable_names",
+]

@@ -1,0 +1,58 @@
+"""The typed spec: what one inventory asks for, checked, without secrets and without facts of any host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ppdeploy.spec.variables import Frozen, HostVars, PipelineVars, is_local_model
+
+
+class HostSpec(Frozen):
+    """One host of a pipeline, at its place in rank order."""
+
+    name: str
+    """Its name in the inventory."""
+    address: str
+    """Where Ansible reaches it (`ansible_host`, else its name): management, not the fabric."""
+    vars: HostVars
+
+
+class PipelineSpec(Frozen):
+    """One model to be served by one group of hosts."""
+
+    name: str
+    """The inventory group's name."""
+    hosts: tuple[HostSpec, ...]
+    """In rank order, which is the order in the inventory; the first is the head."""
+    vars: PipelineVars
+    has_hf_token: bool
+    """Whether a Hugging Face token is given; the token itself is never here."""
+    pending: tuple[str, ...] = ()
+    """Variables whose values are templates that only a play can render; their fields hold no real value."""
+    model_path: Path | None
+    """The model's folder on the controller, absolute; None for a Hugging Face id (or a pending one)."""
+    wheelhouse_path: Path | None
+    """The wheelhouse's folder on the controller, absolute; None without one."""
+
+    @property
+    def model_is_local(self) -> bool:
+        """Whether the model is a folder on the controller rather than a Hugging Face repository."""
+        return is_local_model(self.vars.model)
+
+
+class Spec(Frozen):
+    """All that the inventory of one cluster asks for."""
+
+    cluster: str
+    """The inventory folder's name."""
+    inventory_dir: Path
+    """The inventory's folder, absolute: relative paths of the inventory start here."""
+    pipelines: tuple[PipelineSpec, ...]
+    """In the order of the inventory."""
+
+    def pipeline(self, name: str) -> PipelineSpec:
+        """Return the pipeline of that name (KeyError if there is none)."""
+        for pipeline in self.pipelines:
+            if pipeline.name == name:
+                return pipeline
+        raise KeyError(name)

