@@ -1,0 +1,294 @@
+"""Where a model comes from: a folder on the controller, or a repository of a Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ppdeploy.errors import InputError
+from ppdeploy.hub import COMMIT, HubRepository
+from ppdeploy.manifest import (
+    Manifest,
+    folder_manifest,
+    is_weight_file,
+    needed_files,
+)
+from ppdeploy.model import ModelShape, parse_config, parse_json
+from ppdeploy.paths import cache_dir
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+
+_REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+# No header of a real checkpoint comes near; a larger number means that the file is not safetensors.
+_MAX_HEADER = 100_000_000
+_LFS_POINTER = b"version https://git-lfs"
+
+
+class ModelSource(BaseModel):
+    """A model that was found: its place, its shape and its files. It holds no secret."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["folder", "hub"]
+    name: str = Field(description="short name for folders on nodes: the repository's or the folder's own")
+    location: str = Field(description="folder: its absolute path on the controller; hub: the repository's id")
+    endpoint: str | None = Field(description="hub: its address; None for a folder")
+    commit: str | None = Field(description="hub: the commit that everything is fetched at; None for a folder")
+    shape: ModelShape
+    manifest: Manifest
+
+    @property
+    def directory_name(self) -> str:
+        """The model folder's name on a node, which changes with the content of any file."""
+        return f"{self.name}-{self.manifest.digest[:12]}"
+
+
+def resolve_source(
+    model: str,
+    revision: str | None,
+    base_dir: Path,
+    endpoint: str | None = None,
+    token: str | None = None,
+    *,
+    allow_no_weights: bool = False,
+) -> ModelSource:
+    """Find the model that `ppdeploy_model` names and read what the plan needs of it.
+
+    `model` is a folder on the controller when it starts with / ./ ../ or ~ (relative to `base_dir`, the
+    inventory folder), else a hub's repository id. `revision` is a branch, tag or commit of the repository.
+    `endpoint` is the hub's address (default: HF_ENDPOINT, else the public hub), `token` a hub token (default:
+    HF_TOKEN), which goes to the hub only. `allow_no_weights` accepts a checkpoint without weight files, for
+    vLLM's dummy weights.
+
+    Raises InputError, one sentence, for a model that is absent, incomplete, unreadable or out of reach.
+    """
+    if model.startswith(("/", "./", "../", "~")) or model in (".", ".."):
+        if revision is not None:
+            raise InputError(
+                "a model folder has no revision",
+                where=f"ppdeploy_model_revision = {revision}",
+                remedy="remove ppdeploy_model_revision, or name a hub repository in ppdeploy_model",
+            )
+        return _from_folder(model, base_dir, allow_no_weights)
+    if not _REPO_ID.fullmatch(model) or ".." in model or "--" in model:
+        raise InputError(
+            "the model is neither a hub repository (owner/name) nor a folder (starts with /, ./, ../ or ~)",
+            where=f"ppdeploy_model = {model}",
+            remedy="write ./ in front of a folder that lies beside the inventory",
+        )
+    endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+    return _from_hub(model, revision, endpoint, token or os.environ.get("HF_TOKEN") or None, allow_no_weights)
+
+
+def _from_folder(model: str, base_dir: Path, allow_no_weights: bool) -> ModelSource:
+    try:
+        folder = (base_dir / Path(model).expanduser()).resolve()
+    except RuntimeError as exc:
+        what = "the home folder of that user is not known"
+        raise InputError(what, where=f"ppdeploy_model = {model}", remedy="write the path out") from exc
+    where = f"ppdeploy_model = {model}" + ("" if str(folder) == model else f", that is {folder}")
+    if not folder.is_dir():
+        what = "the model path is not a folder" if folder.exists() else "the model folder does not exist"
+        raise InputError(
+            what, where=where, remedy="give the folder that holds config.json, on the controller"
+        )
+    paths = needed_files(_walk(folder))
+    if "config.json" not in paths:
+        raise InputError(
+            "the model folder has no config.json",
+            where=where,
+            remedy="give the folder of a Hugging Face checkpoint",
+        )
+    _check_weights(paths, where, allow_no_weights)
+    for path in paths:
+        if path.endswith(".safetensors.index.json") and "/" not in path:
+            _check_index(_read(folder / path), paths, str(folder / path))
+    for path in filter(is_weight_file, paths):
+        _check_weight_file(folder / path)
+    # The configuration is judged before the weights are hashed: that takes a minute for each 60 GB or so.
+    config = _read(folder / "config.json")
+    shape = parse_config(config, where=str(folder / "config.json"), weight_bytes=0)
+    manifest = folder_manifest(folder, paths)
+    return ModelSource(
+        kind="folder",
+        name=_short_name(_folder_name(folder)),
+        location=str(folder),
+        endpoint=None,
+        commit=None,
+        shape=shape.model_copy(update={"weight_bytes": manifest.weight_bytes}),
+        manifest=manifest,
+    )
+
+
+def _walk(folder: Path) -> Iterable[str]:
+    """Yield the paths of the folder's files. Links to files are followed (a hub's cache is made of them)."""
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            yield (Path(root) / name).relative_to(folder).as_posix()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        what = f"the file cannot be read ({exc.strerror or exc})"
+        raise InputError(
+            what, where=str(path), remedy="check its owner and mode, and where it links to"
+        ) from exc
+
+
+def _folder_name(folder: Path) -> str:
+    """Return the folder's name; in a hub's cache, where it is a commit, the repository's."""
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return folder.parent.parent.name.rsplit("--", 1)[-1]
+    return folder.name
+
+
+def _short_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:80] or "model"
+
+
+def _check_weights(paths: Iterable[str], where: str, allow_no_weights: bool) -> None:
+    if not allow_no_weights and not any(is_weight_file(path) for path in paths):
+        raise InputError(
+            "the model has no weight files (*.safetensors)",
+            where=where,
+            remedy="complete the download, or set load-format: dummy in ppdeploy_vllm_args to do without",
+        )
+
+
+def _check_index(text: bytes, paths: Iterable[str], where: str) -> None:
+    """Refuse an index that names absent files: vLLM would find out on every node, minutes later."""
+    index = parse_json(text, where)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise InputError(
+            "the index has no weight_map of file names", where=where, remedy="fetch the file again"
+        )
+    absent = sorted(set(weight_map.values()) - set(paths))
+    if absent:
+        names = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
+        raise InputError(
+            f"the index names absent files: {names}", where=where, remedy="complete the download"
+        )
+
+
+def _check_weight_file(path: Path) -> None:
+    """Refuse a weight file that was cut short: a safetensors header says how long the file is."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            start = stream.read(len(_LFS_POINTER))
+            if start == _LFS_POINTER:
+                raise InputError(
+                    "the weight file is a Git LFS pointer, not the weights",
+                    where=str(path),
+                    remedy="run `git lfs pull` in the model folder",
+                )
+            if path.suffix != ".safetensors":
+                return
+            length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else _MAX_HEADER + 1
+            header: Any = None
+            if length <= _MAX_HEADER:
+                stream.seek(8)
+                text = stream.read(length)
+                header = json.loads(text) if len(text) == length else None
+    except OSError as exc:
+        what = f"the file cannot be read ({exc.strerror or exc})"
+        raise InputError(
+            what, where=str(path), remedy="check its owner and mode, and where it links to"
+        ) from exc
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
+        what = "the weight file is truncated or not in safetensors format"
+        raise InputError(what, where=str(path), remedy="fetch the file again")
+    ends = [_end_of(tensor) for name, tensor in header.items() if name != "__metadata__"]
+    expected = 8 + length + max(ends, default=0)
+    if size != expected:
+        what = f"the weight file has {size} bytes where its header says {expected}"
+        raise InputError(what, where=str(path), remedy="fetch the file again")
+
+
+def _end_of(tensor: Any) -> int:
+    offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
+    return (
+        offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and isinstance(offsets[1], int) else 0
+    )
+
+
+def _from_hub(
+    repo: str, revision: str | None, endpoint: str, token: str | None, allow_no_weights: bool
+) -> ModelSource:
+    where = f"ppdeploy_model = {repo}" + (f", ppdeploy_model_revision = {revision}" if revision else "")
+    if revision and COMMIT.fullmatch(revision):
+        # A commit never changes, so one that was read once needs no hub: plans work while it is away.
+        known = _read_known(repo, revision, endpoint)
+        if known is not None:
+            _check_weights((file.path for file in known.manifest.files), where, allow_no_weights)
+            return known
+    hub = HubRepository(repo, revision, endpoint, token, where)
+    commit, manifest = hub.manifest()
+    paths = [file.path for file in manifest.files]
+    if "config.json" not in paths:
+        raise InputError(
+            "the repository has no config.json",
+            where=where,
+            remedy="name a repository of a transformers model (GGUF-only repositories cannot be served)",
+        )
+    _check_weights(paths, where, allow_no_weights)
+    for path in paths:
+        if path.endswith(".safetensors.index.json") and "/" not in path:
+            _check_index(hub.read(path, commit), paths, f"{path} of {repo}")
+    shape = parse_config(
+        hub.read("config.json", commit), where=f"config.json of {repo}", weight_bytes=manifest.weight_bytes
+    )
+    source = ModelSource(
+        kind="hub",
+        name=_short_name(repo.rsplit("/", 1)[-1]),
+        location=repo,
+        endpoint=endpoint,
+        commit=commit,
+        shape=shape,
+        manifest=manifest,
+    )
+    _write_known(source)
+    return source
+
+
+def _known_file(repo: str, commit: str, endpoint: str) -> Path:
+    host = re.sub(r"[^A-Za-z0-9.-]+", "-", endpoint.split("://", 1)[-1])
+    return cache_dir() / "manifests" / "hub" / host / f"{repo.replace('/', '--')}@{commit}.json"
+
+
+def _read_known(repo: str, commit: str, endpoint: str) -> ModelSource | None:
+    try:
+        source = ModelSource.model_validate_json(_known_file(repo, commit, endpoint).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return source if (source.location, source.commit, source.endpoint) == (repo, commit, endpoint) else None
+
+
+def _write_known(source: ModelSource) -> None:
+    """Keep what a commit holds. A cache that cannot be written costs a question to the hub, never the run."""
+    note = _known_file(source.location, source.commit or "", source.endpoint or "")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        draft = note.with_name(f".{note.name}.{os.getpid()}")
+        draft.write_text(source.model_dump_json(), encoding="utf-8")
+        draft.replace(note)
+    except OSError:
+        return
+
+
+def load_formats_without_weights(vllm_args: Mapping[str, object]) -> bool:
+    """Return whether these vLLM arguments ask for made-up weights, so that a checkpoint needs none."""
+    return any(vllm_args.get(name) == "dummy" for name in ("load-format", "load_format", "--load-format"))
