@@ -1,4 +1,4 @@
-"""Put playbooks, roles, plugins and templates inside the wheel, where `ppdeploy.paths.data_root()` finds them."""
+"""Put playbooks, roles, plugins and templates into the wheel, for `ppdeploy.paths.data_root()` to find."""
 
 from __future__ import annotations
 

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Brings a checkout to life: `bootstrap.sh venv` makes .venv, `bootstrap.sh system` installs what the lab needs.
+# Packages are named before they are installed, and only those are installed that are missing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '%s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# A program, and the Debian package that has it.
+LAB_PROGRAMS=(
+  systemd-nspawn=systemd-container
+  mmdebstrap=mmdebstrap
+  ssh=openssh-client
+  ip=iproute2
+  rsync=rsync
+  iperf3=iperf3
+)
+
+# Debian keeps some of them out of an ordinary user's PATH.
+PATH="$PATH:/usr/sbin:/sbin"
+
+# install_packages WHAT PACKAGE...: WHAT is what they are for, as an error or a progress line names it.
+install_packages() {
+  local what=$1
+  shift
+  local -a install=(apt-get install -qq -y --no-install-recommends "$@")
+  command -v apt-get > /dev/null ||
+    die "$what missing, which Debian and Ubuntu have as $*: install them with this system's package manager"
+  [ "$(id -u)" -eq 0 ] || die "$what missing: run \`sudo ${install[*]}\`"
+  say "installing $what: $*"
+  export DEBIAN_FRONTEND=noninteractive
+  # The package lists may be absent or old: they are fetched when the first try fails.
+  if ! "${install[@]}" < /dev/null > /dev/null 2>&1; then
+    apt-get update -qq < /dev/null
+    "${install[@]}" < /dev/null > /dev/null
+  fi
+}
+
+system_packages() {
+  local pair missing=()
+  for pair in "${LAB_PROGRAMS[@]}"; do
+    command -v "${pair%%=*}" > /dev/null || missing+=("${pair#*=}")
+  done
+  [ ${#missing[@]} -eq 0 ] || install_packages "programs that the lab needs" "${missing[@]}"
+}
+
+# A Python is good enough when it is new enough; `ensurepip` is a package of its own in Debian.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
+      say "$candidate"
+      return
+    fi
+  done
+  die "no Python 3.11 or newer found: install one, or name it: make PYTHON=/path/to/python3"
+}
+
+virtual_environment() {
+  local python version started=$SECONDS
+  python=$(find_python)
+  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  if ! "$python" -c 'import ensurepip' 2> /dev/null; then
+    install_packages "Python's ensurepip" "python$version-venv"
+  fi
+  # One that is broken, or of a Python that is gone, is made anew.
+  .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || rm -rf .venv
+  [ -d .venv ] || "$python" -m venv .venv
+  say "virtual environment: .venv with Python $version (the first time takes a minute)"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+    --editable '.[test]' --constraint constraints.txt
+  # What `make` compares with pyproject.toml and constraints.txt.
+  touch .venv/.made
+  say "virtual environment: ready after $((SECONDS - started)) s"
+}
+
+case ${1:-} in
+  venv) virtual_environment ;;
+  system) system_packages ;;
+  *) die "usage: scripts/bootstrap.sh venv | system" ;;
+esac

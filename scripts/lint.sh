@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Every static check, each with its time; all of them run, then the failed ones are named.
+# With arguments (names of checks below) only those run: scripts/lint.sh mypy ruff
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+export PATH="$PWD/.venv/bin:$PATH"
+# The default inventory of ansible.cfg is yours and may not exist yet; without this ansible-lint would quietly leave
+# out the playbooks.
+export ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=false
+
+shell_scripts() {
+  git ls-files --cached --others --exclude-standard | while IFS= read -r file; do
+    case $file in
+      *.sh) [ -f "$file" ] && printf '%s\0' "$file" ;;
+      *.*) ;;
+      *) if [ -f "$file" ] && head -c 64 -- "$file" | head -n 1 | grep -aqE '^#!.*\b(ba)?sh\b'; then printf '%s\0' "$file"; fi ;;
+    esac
+  done
+}
+
+check_ruff() { ruff check --quiet --output-format concise .; }
+check_format() { ruff format --check --output-format concise . || { echo 'lay it out with: make format'; return 1; }; }
+check_mypy() { mypy --no-error-summary; }
+check_yamllint() { yamllint --strict .; }
+check_shellcheck() { shell_scripts | xargs --null --no-run-if-empty shellcheck; }
+# Strict: it reports a playbook that does not even parse as a mere warning.
+check_ansible() { ansible-lint -q --nocolor --strict; }
+
+failed=()
+[ $# -gt 0 ] || set -- ruff format mypy yamllint shellcheck ansible
+for name; do
+  started=$EPOCHREALTIME outcome=ok
+  "check_$name" || { outcome=FAILED; failed+=("$name"); }
+  ended=$EPOCHREALTIME
+  # EPOCHREALTIME has a dot or, in some locales, a comma before its six decimals.
+  printf 'lint: %-10s %-6s %6d ms\n' "$name" "$outcome" $(((${ended/[.,]/} - ${started/[.,]/}) / 1000))
+done
+[ ${#failed[@]} -eq 0 ] || { printf 'lint: failed: %s\n' "${failed[*]}" >&2; exit 1; }
