@@ -1,4 +1,4 @@
-"""The `ppdeploy` command: verbs only parse options and print; the work is done by the packages left of `cli`."""
+"""The `ppdeploy` command: verbs parse options and print; the work is done left of `cli`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The typer application, its global options, and the one place where an error becomes a sentence and an exit code."""
+"""The typer application, and the one place where an error becomes a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ app = typer.Typer(
     name="ppdeploy",
     help="Serve one large model across a few GPU machines with vLLM pipeline parallelism.",
     no_args_is_help=True,
-    # Error texts carry host names, regular expressions and file names: square brackets in them are not markup.
+    # Error texts carry host names, regular expressions and file names: square brackets in them are not
+    # markup.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=True,
@@ -45,13 +46,13 @@ def _global(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and leave the process with the exit codes of DESIGN.md.
 
-    `arguments` stands in for `sys.argv[1:]` in tests. Every error is one line on stderr that starts with `error: `;
-    a traceback is printed only when `--debug` is among the arguments.
+    `arguments` stands in for `sys.argv[1:]` in tests. Every error is one line on stderr that starts with
+    `error: `; a traceback is printed only when `--debug` is among the arguments.
     """
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
     try:
-        # Outside click's standalone mode its own exceptions reach us, so that they read like all other errors.
+        # Outside its standalone mode typer lets usage errors reach us, so that they read like all others.
         outcome = app(args=given, prog_name="ppdeploy", standalone_mode=False)
         sys.exit(outcome if isinstance(outcome, int) else 0)
     except PpdeployError as error:
@@ -60,13 +61,20 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         _tell("interrupted", debug=debug)
         sys.exit(INTERRUPTED)
-    except Exception as error:
-        usage = getattr(error, "format_message", None)  # a click exception, whether typer carries click or not
+    except Exception as error:  # noqa: BLE001  (told in a sentence, and with --debug in full)
+        # A usage error is click's; newer typers carry click inside and do not export the type.
+        usage = getattr(error, "format_message", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(str(error), err=True)
+            sys.exit(InputError.exit_code)
         if usage is not None:
             _tell(f"{usage().rstrip('.')}: see `ppdeploy --help`", debug=debug)
             sys.exit(InputError.exit_code)
         kind = type(error).__name__
-        _tell(f"{kind} that ppdeploy did not expect: {error}: run it again with --debug and report it", debug=debug)
+        _tell(
+            f"{kind} that ppdeploy did not expect: {error}: run it again with --debug and report it",
+            debug=debug,
+        )
         sys.exit(PpdeployError.exit_code)
 
 
