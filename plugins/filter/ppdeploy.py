@@ -1,0 +1,84 @@
+"""The way from a play to the plan: thin filters over `ppdeploy.play`, which the command line calls too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ansible.errors import AnsibleFilterError
+
+DOCUMENTATION = """
+name: ppdeploy
+short_description: Plan pipelines from a play's values and facts
+"""
+
+ROOT = Path(__file__).resolve().parents[2]
+if (ROOT / "ppdeploy" / "play.py").is_file() and str(ROOT) not in sys.path:
+    # From a checkout the package lies beside the plugins, whether or not it is installed.
+    sys.path.insert(0, str(ROOT))
+
+try:
+    import ppdeploy
+    from ppdeploy import play
+    from ppdeploy.errors import PpdeployError
+    from ppdeploy.paths import data_root
+    from ppdeploy.spec import secret_variable_names
+except ImportError as error:
+    raise AnsibleFilterError(
+        f"the Python that runs Ansible ({sys.executable}) cannot load ppdeploy: {error}. "
+        f"Run `{sys.executable} -m pip install {ROOT}` or use the Python where ppdeploy is installed."
+    ) from error
+
+if data_root().resolve() != ROOT:
+    raise AnsibleFilterError(
+        f"these playbooks lie in {ROOT} and the ppdeploy package {ppdeploy.__version__} of {sys.executable} brings its "
+        f"own in {data_root()}: run `ppdeploy apply`, or `{sys.executable} -m pip install -e {ROOT}`."
+    )
+
+
+def _told(function):
+    """Turn an error that is told to the user into the one that Ansible prints."""
+
+    def wrapped(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except PpdeployError as error:
+            raise AnsibleFilterError(str(error)) from error
+
+    wrapped.__doc__ = function.__doc__
+    return wrapped
+
+
+def pipelines(hostvars):
+    """Return the groups below `vllm` with their hosts in rank order. Only group names are read, no variables."""
+    # `groups` is flat: which groups lie below `vllm` is known to the inventory alone.
+    top = hostvars._inventory.groups.get("vllm")
+    if top is None:
+        return {}
+    return {str(group.name): [str(host.name) for host in group.get_hosts()] for group in top.child_groups}
+
+
+def public_names(names):
+    """Return the variable names without those of secrets, which no plan may see."""
+    secret = secret_variable_names()
+    return [name for name in names if name not in secret]
+
+
+def pick(values, names):
+    """Return those of a host's values that exist, by name."""
+    return {name: values[name] for name in names if name in values}
+
+
+class FilterModule:
+    """Ansible's way to find filters."""
+
+    def filters(self):
+        """Return the filters by name."""
+        return {
+            "ppdeploy_pipelines": pipelines,
+            "ppdeploy_public_names": public_names,
+            "ppdeploy_pick": pick,
+            "ppdeploy_facts_request": _told(play.request_of_play),
+            "ppdeploy_plan": _told(play.plan_of_play),
+            "ppdeploy_smoke_report": _told(play.smoke_of_play),
+        }

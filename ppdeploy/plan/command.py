@@ -1,0 +1,134 @@
+"""The exact command line and environment of every rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+GIB = 1024**3
+
+DEFAULT_CPU_KV_GIB = 4
+"""KV cache of a cpu rank in GiB: without a number vLLM would take a share of all memory of the NUMA node."""
+
+
+def rank_argv(
+    *,
+    vllm: str,
+    model: str,
+    served_model_name: str,
+    tensor_parallel_size: int,
+    pipeline_parallel_size: int,
+    nodes: int,
+    node_rank: int,
+    master_addr: str,
+    master_port: int,
+    api_port: int,
+    device: str,
+    max_model_len: int | None,
+    gpu_memory_utilization: float | None,
+    kv_cache_gib: float | None,
+    extra: Mapping[str, Any],
+) -> tuple[str, ...]:
+    """Return the argv of one rank process (vLLM's `mp` backend, flags as of 0.33.0 `vllm/engine/arg_utils.py`).
+
+    `kv_cache_gib` is the KV cache of each world rank in GiB. The head's API listens on loopback only; what guards it
+    stands in front of it.
+    """
+    argv = [vllm, "serve", model, "--served-model-name", served_model_name]
+    argv += ["--tensor-parallel-size", str(tensor_parallel_size)]
+    argv += ["--pipeline-parallel-size", str(pipeline_parallel_size)]
+    if nodes > 1:
+        argv += ["--distributed-executor-backend", "mp", "--nnodes", str(nodes), "--node-rank", str(node_rank)]
+        argv += ["--master-addr", master_addr, "--master-port", str(master_port)]
+    if node_rank == 0:
+        argv += ["--host", "127.0.0.1", "--port", str(api_port)]
+    else:
+        argv += ["--headless"]
+    if max_model_len is not None:
+        argv += ["--max-model-len", str(max_model_len)]
+    if kv_cache_gib is None and device == "cpu":
+        kv_cache_gib = DEFAULT_CPU_KV_GIB
+    if kv_cache_gib is not None:
+        argv += ["--kv-cache-memory-bytes", str(round(kv_cache_gib * GIB))]
+    if gpu_memory_utilization is not None:
+        argv += ["--gpu-memory-utilization", f"{gpu_memory_utilization:g}"]
+    return (*argv, *extra_arguments(extra))
+
+
+def extra_arguments(extra: Mapping[str, Any]) -> tuple[str, ...]:
+    """Turn `ppdeploy_vllm_args` into arguments, sorted by name.
+
+    True is the bare flag, False its `--no-` form, null leaves it out, a list repeats its values behind one flag, a map
+    becomes one JSON value.
+    """
+    argv: list[str] = []
+    for name in sorted(extra):
+        value = extra[name]
+        flag = f"--{name}"
+        if value is None:
+            continue
+        if value is True:
+            argv.append(flag)
+        elif value is False:
+            argv.append(f"--no-{name}")
+        elif isinstance(value, Mapping):
+            argv += [flag, json.dumps(value, sort_keys=True, separators=(",", ":"))]
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            argv += [flag, *map(str, value)]
+        else:
+            argv += [flag, str(value)]
+    return tuple(argv)
+
+
+def rank_env(
+    *,
+    pipeline: str,
+    device: str,
+    devices: Sequence[int],
+    address: str,
+    partition: Sequence[int],
+    partition_is_default: bool,
+    omp_threads_bind: str | None,
+    extra: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the environment of one rank, without what steers NCCL and gloo.
+
+    `address` is the node's own fabric address: vLLM binds its message queues to it and would otherwise take that of
+    the default route (0.33.0, `network_utils.py`, `get_ip`).
+    """
+    cache = f"/var/cache/ppdeploy/{pipeline}"
+    env = {
+        "HOME": f"/var/lib/ppdeploy/{pipeline}",
+        "XDG_CACHE_HOME": cache,
+        "VLLM_CACHE_ROOT": f"{cache}/vllm",
+        "VLLM_HOST_IP": address,
+        # The weights are in place and checked; nothing may be fetched behind our back, and nothing reported.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    if device == "cuda":
+        # Exactly the ranks' GPUs: vLLM tells 'same node' by the number of visible ones (reference, 1.4).
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+    elif omp_threads_bind is not None:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = omp_threads_bind
+    if not partition_is_default:
+        env["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, partition))
+    return {**env, **extra}
+
+
+def nccl_env(interface: str) -> dict[str, str]:
+    """Return what keeps NCCL and gloo on the fabric NIC; the names may differ from node to node.
+
+    The leading `=` makes NCCL's match exact: a bare name is a prefix (NCCL's documentation of `NCCL_SOCKET_IFNAME`).
+    On cpu only gloo reads its part; the rest does nothing there and lets the lab show that it lands.
+    """
+    return {
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": f"={interface}",
+        "NCCL_SOCKET_FAMILY": "AF_INET",
+        "NCCL_IB_DISABLE": "1",
+    }

@@ -1,0 +1,158 @@
+"""What the Ansible plays ask for: the plan from a play's own values and facts, and each node's slice of it.
+
+The filter plugin `plugins/filter/ppdeploy.py` calls these functions and nothing else; the command line calls the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ppdeploy.errors import InputError
+from ppdeploy.facts import NodeFacts
+from ppdeploy.plan import Plan, build_plan, facts_request
+from ppdeploy.plan.types import NodePlan, PipelinePlan
+from ppdeploy.render import complete, file_path, release_folder, release_json, template_values
+from ppdeploy.smoke import judge, side_by_side
+from ppdeploy.sources import ModelSource, resolve_source
+from ppdeploy.spec import PipelineSpec, Spec, spec_from_values
+
+SMOKE_REQUESTS_PER_STAGE = 2
+"""Concurrent requests of the smoke test, for each stage: enough that every stage has one in work and one waiting."""
+
+
+def whole_pipelines(pipelines: Mapping[str, Iterable[str]], hosts: Iterable[str]) -> dict[str, list[str]]:
+    """Return the pipelines that the play's hosts make up.
+
+    Raises InputError naming the hosts when `--limit` cuts a pipeline: a plan needs the facts of all its nodes.
+    """
+    present = set(hosts)
+    chosen: dict[str, list[str]] = {}
+    for name, members in pipelines.items():
+        members = list(members)
+        absent = [host for host in members if host not in present]
+        if absent and len(absent) < len(members):
+            raise InputError(
+                f"the play has only a part of the pipeline; {', '.join(absent)} is left out",
+                where=f"pipeline {name}, --limit",
+                remedy=f"name the whole pipeline, such as --limit {name}",
+            )
+        if not absent:
+            chosen[name] = members
+    return chosen
+
+
+def spec_of_play(inventory: Mapping[str, Any]) -> Spec:
+    """Return the typed spec of a play: `pipelines`, `hosts`, `values` per host and the inventory's `directory`."""
+    values = {host: dict(own) for host, own in inventory["values"].items()}
+    addresses = {host: str(own.pop("ansible_host", host)) for host, own in values.items()}
+    return spec_from_values(
+        whole_pipelines(inventory["pipelines"], inventory["hosts"]),
+        values,
+        inventory_dir=Path(inventory["directory"]),
+        addresses=addresses,
+    )
+
+
+def request_of_play(inventory: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return what the facts module is asked; wrong input ends the play here, before any host is touched."""
+    return facts_request(spec_of_play(inventory))
+
+
+def resolve_models(spec: Spec, token: str | None = None) -> dict[str, ModelSource]:
+    """Find the model of every pipeline; `token` is the hub's, for gated models."""
+    return {pipeline.name: _resolve(pipeline, spec.inventory_dir, token) for pipeline in spec.pipelines}
+
+
+def _resolve(pipeline: PipelineSpec, base: Path, token: str | None) -> ModelSource:
+    wants = pipeline.vars
+    return resolve_source(
+        wants.model,
+        wants.model_revision,
+        base,
+        wants.hf_endpoint,
+        token,
+        allow_no_weights=wants.vllm_args.get("load-format") == "dummy",
+    )
+
+
+def make_plan(spec: Spec, facts: Mapping[str, NodeFacts], models: Mapping[str, ModelSource]) -> Plan:
+    """Return the complete plan, with release digests and the work left on each node."""
+    return complete(build_plan(spec, facts, models), facts)
+
+
+def plan_of_play(
+    inventory: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]], token: str | None = None
+) -> dict[str, Any]:
+    """Return what a play keeps: the plan as data, and each node's slice for the roles."""
+    spec = spec_of_play(inventory)
+    typed = {host: NodeFacts.from_module(host, values) for host, values in facts.items()}
+    models = resolve_models(spec, token)
+    plan = make_plan(spec, typed, models)
+    nodes = {}
+    for pipeline in plan.pipelines:
+        text = release_json(pipeline)
+        for node in pipeline.nodes:
+            slice_ = node_slice(spec.pipeline(pipeline.name), pipeline, node, typed[node.host], models[pipeline.name], text)
+            nodes[node.host] = slice_
+    return {"plan": plan.model_dump(mode="json"), "nodes": nodes}
+
+
+def node_slice(
+    spec: PipelineSpec,
+    pipeline: PipelinePlan,
+    node: NodePlan,
+    facts: NodeFacts,
+    source: ModelSource,
+    release_text: str,
+) -> dict[str, Any]:
+    """Return what the roles of one node are given."""
+    state = facts.pipelines.get(pipeline.name)
+    return {
+        "pipeline": pipeline.name,
+        "role": node.role,
+        "head": pipeline.head,
+        "unit": node.unit,
+        "fabric_address": node.fabric.address,
+        "fabric_interface": node.fabric.interface,
+        "peers": list(node.peers),
+        "master_addr": pipeline.master_addr,
+        "master_port": pipeline.master_port,
+        "api_url": f"http://127.0.0.1:{pipeline.api_port}",
+        "served_model_name": pipeline.served_model_name,
+        "start_timeout": pipeline.start_timeout,
+        "smoke_concurrency": SMOKE_REQUESTS_PER_STAGE * pipeline.pipeline_parallel_size,
+        "blocked": [finding.sentence() for finding in pipeline.blocked()],
+        "work": node.work.model_dump(),
+        "release": pipeline.release,
+        "release_folder": release_folder(pipeline),
+        "current_release": (state.current if state else None) or "",
+        "files": [file_path(pipeline, file) for file in node.files],
+        "node": template_values(pipeline, node, release_text),
+    }
+
+
+def smoke_of_play(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Judge the smoke test of every pipeline in a play.
+
+    `plan` is what `plan_of_play` returned, `seen` holds for each host what its tasks registered. Returns the reports,
+    and the failures as text with the last journal lines of every rank side by side.
+    """
+    typed = Plan.model_validate(plan["plan"])
+    reports, failures = [], []
+    for pipeline in typed.pipelines:
+        hosts = [node.host for node in pipeline.nodes]
+        of_head = seen.get(pipeline.head, {})
+        report = judge(
+            pipeline,
+            wait=of_head.get("ppdeploy__wait") or {},
+            ask=of_head.get("ppdeploy__ask") or {},
+            before={host: seen.get(host, {}).get("ppdeploy__before") or {} for host in hosts},
+            after={host: seen.get(host, {}).get("ppdeploy__after") or {} for host in hosts},
+        )
+        reports.append(report.model_dump(mode="json"))
+        if not report.ok:
+            failures.append(f"pipeline {pipeline.name} does not serve: " + "; ".join(report.failures()))
+            failures.append(side_by_side(report.journals))
+    return {"reports": reports, "failures": failures}

@@ -1,0 +1,221 @@
+"""Render the plan: every file of every node, the release digest over them, and what apply has to do to get there.
+
+`ansible-playbook` and `ppdeploy render` print the same templates with the same `node` variable and the same Jinja2
+settings, so the text is equal to the byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ppdeploy.facts import FileState, NodeFacts, PipelineState
+from ppdeploy.paths import data_root
+from ppdeploy.plan.build import GENERIC_UNIT, RELEASE_FILES, ROOT, UNIT_DIR
+from ppdeploy.plan.types import NodePlan, PipelinePlan, Plan, PlannedFile, Work
+
+MANAGED = "Written by ppdeploy; changes are overwritten by the next apply."
+
+
+@lru_cache(maxsize=1)
+def _jinja(templates: Path) -> Environment:
+    # The settings of ansible.builtin.template (trim_blocks on, lstrip_blocks off), where an undefined name is an error.
+    return Environment(  # noqa: S701  (unit files, not HTML)
+        loader=FileSystemLoader(templates),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def complete(plan: Plan, facts: Mapping[str, NodeFacts]) -> Plan:
+    """Fill in the release digests and, from the facts, the work that is left on each node."""
+    return plan.model_copy(update={"pipelines": tuple(_complete_pipeline(p, facts) for p in plan.pipelines)})
+
+
+def release_json(pipeline: PipelinePlan) -> str:
+    """Return the canonical release.json: the same on all nodes of a pipeline; its sha256 is the release digest."""
+    release = {
+        "schema": 1,
+        "pipeline": pipeline.name,
+        "vllm": pipeline.environment.vllm_version,
+        "lock": pipeline.environment.lock_digest,
+        "model": pipeline.model.name,
+        "manifest": pipeline.model.manifest_digest,
+        "nodes": [
+            {
+                "host": node.host,
+                "rank": node.node_rank,
+                "address": node.fabric.address,
+                "machine_id": node.machine_id,
+                "files": _hashes(pipeline, node),
+            }
+            for node in pipeline.nodes
+        ],
+    }
+    return json.dumps(release, sort_keys=True, indent=1)
+
+
+def render_node(plan: Plan, host: str) -> dict[str, str]:
+    """Return the text of every file of a node by its absolute path."""
+    pipeline, node = plan.node(host)
+    values = template_values(pipeline, node)
+    return {file_path(pipeline, file): render(file.template, values) for file in node.files}
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """Render one template with its one variable, `node`."""
+    return _jinja(data_root() / "templates").get_template(template).render(node=values)
+
+
+def release_folder(pipeline: PipelinePlan) -> str:
+    """Return the folder of a pipeline's release on every node."""
+    return f"{ROOT}/{pipeline.name}/releases/{pipeline.release}"
+
+
+def file_path(pipeline: PipelinePlan, file: PlannedFile) -> str:
+    """Return the absolute path of a planned file; those of a release lie in its folder."""
+    return f"{release_folder(pipeline)}/{file.path}" if file.in_release else file.path
+
+
+def links(pipeline: PipelinePlan) -> dict[str, str]:
+    """Return the links that make a release the running one, by path, with their targets."""
+    return {
+        f"{ROOT}/{pipeline.name}/current": f"releases/{pipeline.release}",
+        f"{UNIT_DIR}/ppdeploy-rank@{pipeline.name}.service.d/release.conf": f"{ROOT}/{pipeline.name}/current/rank.conf",
+    }
+
+
+def template_values(pipeline: PipelinePlan, node: NodePlan, release: str | None = None) -> dict[str, Any]:
+    """Return the `node` variable of the templates: text that only has to be printed.
+
+    `release` is what `release_json(pipeline)` returned, given by a caller that has it at hand for all nodes.
+    """
+    return {**_file_values(pipeline, node), "release_json": release_json(pipeline) if release is None else release}
+
+
+def _file_values(pipeline: PipelinePlan, node: NodePlan) -> dict[str, Any]:
+    """Return the values of the files that the release digest covers; release.json itself comes after them."""
+    allowed = ["localhost"] if node.fabric.interface == "lo" else ["localhost", node.fabric.address, *node.peers]
+    return {
+        "managed": MANAGED,
+        "pipeline": pipeline.name,
+        "role": node.role,
+        "node_rank": node.node_rank,
+        "nodes": len(pipeline.nodes),
+        "stages_text": stages_text(node),
+        "exec_start": " ".join(exec_word(word) for word in node.argv),
+        "ip_allow": " ".join(allowed),
+        "rank_env_lines": [env_line(name, value) for name, value in sorted(node.rank_env.items())],
+        "nccl_env_lines": [env_line(name, value) for name, value in sorted(node.nccl_env.items())],
+        "fabric_text": f"{node.fabric.interface} {node.fabric.address} ({node.fabric.reason})",
+    }
+
+
+def stages_text(node: NodePlan) -> str:
+    """Return the layers of a node in words, such as `stage 0 with layers 0-15`."""
+    return ", ".join(
+        f"stage {stage.index} with layers {stage.first_layer}-{stage.first_layer + stage.layers - 1}"
+        for stage in node.stages
+    )
+
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@")
+
+
+def exec_word(word: str) -> str:
+    """Quote one argument for `ExecStart=` (systemd.service(5), command lines): `%` and `$` are doubled."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return escaped if word and set(word) <= _PLAIN else f'"{escaped}"'
+
+
+def env_line(name: str, value: str) -> str:
+    """Return one line of an environment file (systemd.exec(5), EnvironmentFile=): no expansion happens in it."""
+    if value and set(value) <= _PLAIN:
+        return f"{name}={value}"
+    escaped = value
+    for special in ("\\", '"', "$", "`"):
+        escaped = escaped.replace(special, f"\\{special}")
+    return f'{name}="{escaped}"'
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _hashes(pipeline: PipelinePlan, node: NodePlan) -> dict[str, str]:
+    """Return the sha256 of each file of a node that decides how its rank runs, by name; the generic unit included."""
+    values = _file_values(pipeline, node)
+    return {
+        file.path.rsplit("/", 1)[-1]: _sha256(render(file.template, values))
+        for file in node.files
+        if file.path in RELEASE_FILES or file.path == GENERIC_UNIT
+    }
+
+
+def _complete_pipeline(pipeline: PipelinePlan, facts: Mapping[str, NodeFacts]) -> PipelinePlan:
+    release = release_json(pipeline)
+    digest = _sha256(render("release.json.j2", {"release_json": release}))
+    released = pipeline.model_copy(update={"release": digest})
+    works = {node.host: _work(released, node, facts[node.host], release) for node in pipeline.nodes}
+    # One rank that is not as planned restarts all of them: a lone rank never rejoins.
+    restart = any(work.restart for work in works.values())
+    nodes = tuple(
+        node.model_copy(update={"work": works[node.host].model_copy(update={"restart": restart})})
+        for node in released.nodes
+    )
+    return released.model_copy(update={"nodes": nodes})
+
+
+def _work(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release: str) -> Work:
+    state = facts.pipelines.get(pipeline.name)
+    existing = _existing(state, pipeline)
+    values = template_values(pipeline, node, release)
+    missing = {
+        file.path
+        for file in node.files
+        if not _same(existing.get(file_path(pipeline, file)), file, _sha256(render(file.template, values)))
+    }
+    switch = state is None or state.current != pipeline.release or not _linked(existing, pipeline)
+    running = state is not None and state.unit is not None and state.unit.active_state == "active"
+    install_unit = GENERIC_UNIT in missing
+    return Work(
+        install_venv=node.work.install_venv,
+        place_model=node.work.place_model,
+        install_unit=install_unit,
+        prepare_release=bool(missing - {GENERIC_UNIT}),
+        switch_release=switch,
+        restart=switch or not running or install_unit or bool(missing),
+    )
+
+
+def _existing(state: PipelineState | None, pipeline: PipelinePlan) -> dict[str, FileState]:
+    """Return what the node has of this release, by absolute path."""
+    if state is None:
+        return {}
+    files = [*state.unit_files]
+    for release in state.releases:
+        if release.digest == pipeline.release:
+            files += release.files
+    return {file.path: file for file in files}
+
+
+def _same(found: FileState | None, file: PlannedFile, sha256: str) -> bool:
+    return (
+        found is not None
+        and found.type == "file"
+        and (found.sha256, found.mode, found.owner, found.group) == (sha256, file.mode, file.owner, file.group)
+    )
+
+
+def _linked(existing: Mapping[str, FileState], pipeline: PipelinePlan) -> bool:
+    """Whether the drop-in link is in place; `current` is compared by its digest."""
+    path = f"{UNIT_DIR}/ppdeploy-rank@{pipeline.name}.service.d/release.conf"
+    found = existing.get(path)
+    return found is not None and found.target == links(pipeline)[path]
