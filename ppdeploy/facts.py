@@ -28,6 +28,7 @@ FILE_KIND: Final = "ppdeploy-facts"
 NicKind = Literal[
     "loopback",
     "ethernet",
+    "infiniband",
     "bridge",
     "bond",
     "vlan",
@@ -177,7 +178,7 @@ class GpuProcess(_Fact):
     memory_mib: int | None
     """None when the driver does not say (a MIG slice, a container)."""
     unit: str | None
-    """The systemd unit or scope that the process belongs to."""
+    """The systemd unit or scope that the process belongs to; else its control group's path."""
 
 
 class Gpu(_Fact):
@@ -189,6 +190,8 @@ class Gpu(_Fact):
     name: str
     """Such as `NVIDIA GeForce RTX 4090`."""
     memory_total_mib: int
+    memory_shared: bool
+    """The GPU uses main memory (GB10, Jetson), and the total is main memory's, of which the system needs some."""
     memory_used_mib: int | None
     driver_version: str
     compute_capability: str | None
@@ -214,7 +217,7 @@ class PciAccelerator(_Fact):
     """A display or compute device on the PCI bus: how an AMD card, or one without its driver, is seen."""
 
     address: str
-    vendor: Literal["nvidia", "amd", "intel", "other"]
+    vendor: Literal["nvidia", "amd", "intel"]
     vendor_id: str
     """Such as `0x10de`."""
     device_id: str
@@ -366,7 +369,7 @@ class Listener(_Fact):
     command: str | None
     """First word of its command line; never the arguments, which may hold secrets."""
     unit: str | None
-    """Its systemd unit or scope, such as `ppdeploy-rank@tiny.service`."""
+    """Its systemd unit or scope, such as `ppdeploy-rank@tiny.service`; else its control group's path."""
 
 
 class FileState(_Fact):
@@ -435,6 +438,8 @@ class Venv(_Fact):
     """16 hex digits of the lock digest."""
     marker: dict[str, Any] | None
     """`.ppdeploy.json`, written last by the install; None means that the folder is unfinished or damaged."""
+    python: str | None
+    """Version of its interpreter, from pyvenv.cfg."""
     packages: dict[str, str]
     """Versions of what must be equal on all nodes, by its installed metadata: vllm, torch, NCCL."""
 

