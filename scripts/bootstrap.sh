@@ -26,8 +26,8 @@ install_packages() {
   shift
   local -a install=(apt-get install -qq -y --no-install-recommends "$@")
   command -v apt-get > /dev/null ||
-    die "$what missing, which Debian and Ubuntu have as $*: install them with this system's package manager"
-  [ "$(id -u)" -eq 0 ] || die "$what missing: run \`sudo ${install[*]}\`"
+    die "$what missing, in Debian and Ubuntu the packages $*: install them with this system's package manager"
+  [ "$(id -u)" -eq 0 ] || die "$what missing: run \`sudo apt-get install $*\`"
   say "installing $what: $*"
   export DEBIAN_FRONTEND=noninteractive
   # The package lists may be absent or old: they are fetched when the first try fails.
