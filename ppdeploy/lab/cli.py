@@ -1,0 +1,188 @@
+"""`ppdeploy lab`: the verbs of the lab, thin over `ppdeploy.lab.core`."""
+
+from __future__ import annotations
+
+import json
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ppdeploy.errors import InputError
+from ppdeploy.lab.core import Lab, LabStatus, NodeStatus, Overlay
+from ppdeploy.lab.inventory import LabInventory
+
+lab_app = typer.Typer(
+    name="lab",
+    help="Boot real systemd hosts on this machine to rehearse on. Needs root and Linux.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+class Link(StrEnum):
+    """A host's link: fab0 on the fabric, host0 on the management network, or both."""
+
+    FABRIC = "fabric"
+    MANAGEMENT = "management"
+    BOTH = "both"
+
+
+_Node = Annotated[str, typer.Argument(metavar="NODE", help="A host of the lab, such as node1.")]
+_Link = Annotated[Link, typer.Option("--link", help="Which of the host's links.")]
+
+
+def _pairs(values: list[str], option: str) -> list[tuple[Path, str]]:
+    """Read `FOLDER:TARGET` values of `option`."""
+    pairs = []
+    for value in values:
+        folder, colon, target = value.rpartition(":")
+        if not colon or not folder or not target.startswith("/"):
+            raise InputError(
+                f"'{value}' is not FOLDER:TARGET", where=option, remedy="TARGET is an absolute path"
+            )
+        pairs.append((Path(folder).absolute(), target))
+    return pairs
+
+
+@lab_app.command()
+def up(
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=4, help="How many hosts to boot.")] = 2,
+    model: Annotated[
+        str, typer.Option("--model", help="ppdeploy_model of the inventory that is written.")
+    ] = "./tiny",
+    bind: Annotated[
+        list[str] | None,
+        typer.Option("--bind", metavar="FOLDER:TARGET", help="A folder that all hosts may read. Repeatable."),
+    ] = None,
+    overlay: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--overlay",
+            metavar="FOLDER:TARGET",
+            help="A folder that all hosts may read and seemingly write to; it stays as it is. Repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Boot the hosts, wait for them, and write an inventory for them. Hosts that run are left alone."""
+    # Progress goes to stderr, so that stdout is the inventory's path alone.
+    progress = Console(stderr=True, highlight=False)
+    path = Lab().up(
+        nodes,
+        binds=dict(_pairs(bind or [], "--bind")),
+        overlays=[Overlay(folder, target) for folder, target in _pairs(overlay or [], "--overlay")],
+        inventory=LabInventory.one_pipeline(nodes, model),
+        say=lambda line: progress.print(escape(line)),
+    )
+    typer.echo(path)
+
+
+@lab_app.command()
+def down() -> None:
+    """End all hosts and remove everything that the lab made, except the cached root file system."""
+    Lab().down()
+
+
+@lab_app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the lab and its hosts."""
+    found = Lab().status()
+    if as_json:
+        typer.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        Console(highlight=False).print(_table(found) if found.nodes else f"the lab {found.name} is not up")
+
+
+def _table(found: LabStatus) -> Table:
+    table = Table(title=f"lab {found.name}", caption=f"inventory: {found.inventory}", title_justify="left")
+    for heading in ("host", "state", "management", "fabric", "boots", "up", "memory", "links"):
+        table.add_column(heading, justify="right" if heading in {"boots", "up", "memory"} else "left")
+    for node in found.nodes:
+        table.add_row(
+            node.name,
+            node.system,
+            node.management,
+            node.fabric,
+            str(node.boots),
+            "" if node.seconds is None else f"{node.seconds:.0f} s",
+            "" if node.memory_bytes is None else f"{node.memory_bytes / 2**20:.0f} MiB",
+            _links(node),
+        )
+    return table
+
+
+def _links(node: NodeStatus) -> str:
+    """Return what was done to a host's links, in words."""
+    words = [f"{nic} {rate}" for nic, rate in node.rate.items()]
+    words += [f"{nic} cut" if how == "down" else f"{nic} cut silently" for nic, how in node.cut.items()]
+    return ", ".join(words) or "whole"
+
+
+@lab_app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def ssh(
+    node: _Node,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="CMD...", help="What to run there; a shell where it is left out."),
+    ] = None,
+) -> None:
+    """Log in to a host as root, or run a command there; the exit code is the command's."""
+    words = Lab().ssh_command(node, command or [])
+    os.execvp(words[0], words)
+
+
+@lab_app.command()
+def shape(
+    node: _Node,
+    rate: Annotated[
+        str, typer.Argument(metavar="RATE|none", help="Such as 1gbit, 2.5gbit, 100mbit, or none.")
+    ],
+    link: _Link = Link.FABRIC,
+) -> None:
+    """Limit a host's link, both ways. It holds over reboots of the host."""
+    Lab().shape(node, rate, link.value)
+
+
+@lab_app.command()
+def cut(
+    node: _Node,
+    link: _Link = Link.FABRIC,
+    silent: Annotated[
+        bool,
+        typer.Option("--silent", help="Keep the carrier and let nothing through, as a broken switch does."),
+    ] = False,
+) -> None:
+    """Cut a host's link."""
+    Lab().cut(node, link.value, silent=silent)
+
+
+@lab_app.command()
+def heal(node: _Node, link: _Link = Link.BOTH) -> None:
+    """Undo `cut`."""
+    Lab().heal(node, link.value)
+
+
+@lab_app.command()
+def kill(node: _Node) -> None:
+    """Take the power from a host: all its processes end at once."""
+    Lab().kill(node)
+
+
+@lab_app.command()
+def boot(node: _Node) -> None:
+    """Switch a host on again after `kill` or a power-off, and wait until it has booted."""
+    Lab().boot(node)
+
+
+@lab_app.command()
+def reboot(node: _Node) -> None:
+    """Reboot a host from inside and wait until it has booted again."""
+    Lab().reboot(node)
