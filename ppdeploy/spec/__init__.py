@@ -7,6 +7,9 @@ The only thing here that starts a process is `load_inventory` (ansible-inventory
 
 from __future__ import annotations
 
+from ppdeploy.spec.build import example_problems, spec_from_values
+from ppdeploy.spec.inventory import Inventory, load_inventory
+from ppdeploy.spec.problems import Problem, raise_problems
 from ppdeploy.spec.types import HostSpec, PipelineSpec, Spec
 from ppdeploy.spec.variables import (
     VARIABLES,
@@ -22,11 +25,17 @@ __all__ = [
     "VARIABLES",
     "HostSpec",
     "HostVars",
+    "Inventory",
     "PipelineSpec",
     "PipelineVars",
+    "Problem",
     "Spec",
     "Variable",
+    "example_problems",
     "is_local_model",
     "known_variable_names",
+    "load_inventory",
+    "raise_problems",
     "secret_variable_names",
+    "spec_from_values",
 ]

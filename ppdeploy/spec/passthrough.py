@@ -1,8 +1,8 @@
 """What `ppdeploy_vllm_args` and `ppdeploy_env` may pass to vLLM, and what belongs to ppdeploy.
 
-Facts: vllm/engine/arg_utils.py, vllm/entrypoints/launchers/cli_args.py and vllm/envs.py of 0.32.0. vLLM's parser
-takes underscores for dashes, unambiguous beginnings of names (argparse) and short forms, so each of these is
-seen through here.
+Facts: vllm/engine/arg_utils.py, vllm/entrypoints/launchers/cli_args.py and vllm/envs.py of 0.32.0.
+vLLM's parser takes underscores for dashes, unambiguous beginnings of names (argparse) and short forms, so
+each of these is seen through here.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ _LONG_NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 def check_vllm_args(value: object) -> dict[str, JsonValue]:
     """Return the map with names in vLLM's own spelling (dashes), in the order given.
 
-    Raises RefusedItemsError for every entry that ppdeploy owns or that is no long option name, ValueError for a
-    value that is no map.
+    Raises RefusedItemsError for every entry that ppdeploy owns or that is no long option name, ValueError for
+    a value that is no map.
     """
     if not isinstance(value, dict):
         raise ValueError("it is not a map")

@@ -17,9 +17,9 @@ MAX_DEPTH = 16
 def plain(value: object, depth: int = 0) -> JsonValue:
     """Return the value as plain `dict`, `list`, `str`, `int`, `float`, `bool` and None.
 
-    Ansible hands over subclasses of these that carry tags. Raises ValueError, with the reason as its text, for
-    what JSON cannot say and for text that would break a unit or environment file (line breaks and other control
-    characters).
+    Ansible hands over subclasses of these that carry tags. Raises ValueError, with the reason as its text,
+    for what JSON cannot say and for text that would break a unit or environment file (line breaks and other
+    control characters).
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")

@@ -102,10 +102,24 @@ def _url(value: str) -> str:
     return value
 
 
-# Folders that the rank's unit cannot see or must not write (ProtectSystem, ProtectHome, PrivateTmp), or that a
-# clean-up may empty at any time.
-_NOT_FOR_DATA = tuple(
-    "/bin /boot /dev /etc /home /lib /lib32 /lib64 /proc /root /run /sbin /sys /tmp /usr /var/tmp".split()
+# Folders that the rank's unit cannot see or must not write (ProtectSystem, ProtectHome, PrivateTmp), or that
+# a clean-up may empty at any time.
+_NOT_FOR_DATA = (
+    *(
+        "/bin",
+        "/boot",
+        "/dev",
+        "/etc",
+        "/home",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/proc",
+        "/root",
+        "/run",
+        "/sbin",
+    ),
+    *("/sys", "/tmp", "/usr", "/var/tmp"),  # noqa: S108 - refused here, not used
 )
 
 
@@ -197,16 +211,16 @@ class PipelineVars(Frozen):
     """What holds for all hosts of one pipeline (and, for scope `cluster`, for every pipeline)."""
 
     model: Annotated[str, AfterValidator(_model)] = _var(
-        "The model to serve: a Hugging Face id, or a folder on the controller (a path that starts with /, ./, "
-        "../ or ~/; a relative one starts at the inventory folder).",
+        "The model to serve: a Hugging Face id, or a folder on the controller (a path that starts with /, "
+        "./, ../ or ~/; a relative one starts at the inventory folder).",
         must="a Hugging Face id such as Qwen/Qwen3-32B, or a folder that starts with /, ./, ../ or ~/",
         scope="pipeline",
         unset="required",
         default=...,
     )
     model_revision: Annotated[str, _matches(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")] | None = _var(
-        "The branch, tag or commit of the Hugging Face repository. The commit it stands for is pinned in the "
-        "release.",
+        "The branch, tag or commit of the Hugging Face repository. The commit it stands for is pinned in "
+        "the release.",
         must="a branch, tag or commit of the repository",
         scope="pipeline",
         unset="main",
@@ -302,8 +316,8 @@ class PipelineVars(Frozen):
         default={},
     )
     env: Annotated[dict[str, str], BeforeValidator(check_env)] = _var(
-        "More environment variables for every rank; true and false become 1 and 0. They are part of the plan, "
-        "so no secrets.",
+        "More environment variables for every rank; true and false become 1 and 0. They are part of the "
+        "plan, so no secrets.",
         must="a map of environment variable names and values",
         scope="pipeline",
         default={},
@@ -328,15 +342,15 @@ class PipelineVars(Frozen):
         unset="none",
     )
     wheelhouse: ControllerFolder | None = _var(
-        "Folder made by `ppdeploy bundle` on the controller; nodes install from it without any index. A relative "
-        "path starts at the inventory folder.",
+        "Folder made by `ppdeploy bundle` on the controller; nodes install from it without any index. A "
+        "relative path starts at the inventory folder.",
         must="a folder on the controller",
         scope="pipeline",
         unset="nodes install from the index",
     )
     wheelhouse_on_nodes: bool = _var(
-        "The wheelhouse lies under the same absolute path on every node already (a shared mount), so nothing is "
-        "copied.",
+        "The wheelhouse lies under the same absolute path on every node already (a shared mount), so nothing "
+        "is copied.",
         must="true or false",
         scope="pipeline",
         default=False,

@@ -1,0 +1,437 @@
+"""From the values of an inventory to a `Spec`: pure, so that the command and the play get the same one.
+
+The command has the values from `ansible-inventory`, the play from Ansible itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os.path
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import JsonValue, ValidationError
+
+from ppdeploy.spec.names import check_names
+from ppdeploy.spec.plain import plain, shown
+from ppdeploy.spec.problems import Problem, RefusedItemsError, raise_problems, shortened_list
+from ppdeploy.spec.types import HostSpec, PipelineSpec, Spec
+from ppdeploy.spec.variables import (
+    PREFIX,
+    VARIABLES,
+    Frozen,
+    HostVars,
+    PipelineVars,
+    SecretVars,
+    is_local_model,
+)
+
+Locate = Callable[[str], str | None]
+"""Says where a variable is set, such as `inventory/cluster/hosts.yml:12`; None when that is not known."""
+
+_Vars = TypeVar("_Vars", bound=Frozen)
+
+PIPELINE_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+RESERVED_NAMES = frozenset(
+    # Ansible's own groups and ours, then folders that lie beside those of the pipelines on a node.
+    {"all", "ungrouped", "vllm", "agent", "bin", "cache", "lib", "models", "state", "uv", "venvs"}
+)
+_HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
+
+DOCUMENTATION_NETWORKS = tuple(
+    IPv4Network(text) for text in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")
+)
+"""RFC 5737: addresses that belong to nobody, which the example inventory uses."""
+
+
+def spec_from_values(
+    pipelines: Mapping[str, Sequence[str]],
+    values: Mapping[str, Mapping[str, object]],
+    *,
+    inventory_dir: Path,
+    addresses: Mapping[str, object] | None = None,
+    ssh_ports: Mapping[str, object] | None = None,
+    pending: Mapping[str, AbstractSet[str]] | None = None,
+    locate: Locate | None = None,
+) -> Spec:
+    """Return the checked spec of a cluster.
+
+    `pipelines` maps each group below `vllm` to its hosts in rank order; `values` maps hosts to their
+    `ppdeploy_*` variables, rendered; `addresses` and `ssh_ports` hold `ansible_host` and `ansible_port` where
+    set; `pending` names, for each host, variables that are set but not rendered yet. Raises InputError, one
+    sentence a line, for all that is wrong at once.
+    """
+    builder = _Builder(values, addresses or {}, ssh_ports or {}, pending or {}, locate or (lambda _: None))
+    return builder.build(pipelines, inventory_dir)
+
+
+def example_problems(addresses: Mapping[str, object], locate: Locate | None = None) -> list[Problem]:
+    """Return a problem for each host that still has an address of the example inventory.
+
+    `addresses` maps hosts to where Ansible reaches them.
+    """
+    left = {host: str(address) for host, address in addresses.items() if _is_documentation(address)}
+    if not left:
+        return []
+    found = sorted(set(left.values()))
+    file = locate("ansible_host") if locate else None
+    where = ("hosts " if len(left) > 1 else "host ") + shortened_list(sorted(left))
+    return [
+        Problem(
+            f"{shortened_list(found)} {'belong' if len(found) > 1 else 'belongs'} to the example, not to a machine",
+            where=f"{where}, {file}" if file else where,
+            remedy="run `ppdeploy init`, or copy inventory/example to inventory/cluster and write the "
+            "addresses of your own machines there",
+        )
+    ]
+
+
+def _is_documentation(address: object) -> bool:
+    if not isinstance(address, str):
+        return False
+    name = address.lower().rstrip(".")
+    if re.search(r"(^|\.)(example|invalid)(\.(com|net|org))?$", name):
+        return True
+    try:
+        number = IPv4Address(name)
+    except ValueError:
+        return False
+    return any(number in network for network in DOCUMENTATION_NETWORKS)
+
+
+class _Builder:
+    """Collects problems while the spec is put together, so that all are told at once."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Mapping[str, object]],
+        addresses: Mapping[str, object],
+        ssh_ports: Mapping[str, object],
+        pending: Mapping[str, AbstractSet[str]],
+        locate: Locate,
+    ) -> None:
+        self.values = values
+        self.addresses = addresses
+        self.ssh_ports = ssh_ports
+        self.pending = pending
+        self.locate = locate
+        self.problems: list[Problem] = []
+
+    def build(self, pipelines: Mapping[str, Sequence[str]], inventory_dir: Path) -> Spec:
+        self._check_pipelines(pipelines)
+        self.problems += check_names(self.values, self.locate)
+        # With a wrong structure, what follows would repeat the same mistake in other words.
+        raise_problems(self.problems)
+        hosts = [host for members in pipelines.values() for host in members]
+        self._check_addresses(hosts)
+        given = {host: self._plain_values(host) for host in hosts}
+        cluster = {v.name for v in VARIABLES.values() if v.scope == "cluster"}
+        self._one_value(cluster, hosts, given, "the cluster", "the group vllm")
+        built = [self._pipeline(name, members, given, inventory_dir) for name, members in pipelines.items()]
+        raise_problems(self.problems)
+        return Spec(
+            cluster=inventory_dir.absolute().name or "cluster",
+            inventory_dir=inventory_dir.absolute(),
+            pipelines=tuple(pipeline for pipeline in built if pipeline),
+        )
+
+    # ---- structure
+
+    def _check_pipelines(self, pipelines: Mapping[str, Sequence[str]]) -> None:
+        if not pipelines:
+            self._add(
+                "no pipeline is defined",
+                "group vllm",
+                "make a group below `vllm` (children:) that holds the hosts of one model, in rank order",
+            )
+        homes: dict[str, list[str]] = {}
+        for name, members in pipelines.items():
+            where = f"group {shown(name)}"
+            if name in RESERVED_NAMES:
+                self._add(
+                    f"a pipeline cannot be named {name}, which ppdeploy uses itself",
+                    where,
+                    "rename the group",
+                )
+            elif not PIPELINE_NAME.fullmatch(name):
+                self._add(
+                    f"{shown(name)} is no name for a pipeline",
+                    where,
+                    "rename the group: a small letter, then at most 30 small letters, digits and _",
+                )
+            if not members:
+                self._add(
+                    "the pipeline has no hosts", where, "add its hosts, in rank order, or remove the group"
+                )
+            for host in members:
+                homes.setdefault(host, []).append(name)
+        for host, groups in homes.items():
+            if not _HOST_NAME.fullmatch(host):
+                self._add(
+                    f"{shown(host)} is no name for a host",
+                    f"pipeline {groups[0]}",
+                    "use letters, digits and . _ - and put the address into ansible_host",
+                )
+            if len(groups) > 1:
+                self._add(
+                    f"the host is in {len(groups)} pipelines: {', '.join(groups)}",
+                    f"host {host}",
+                    "leave it in one; a host serves one pipeline",
+                )
+
+    def _check_addresses(self, hosts: Sequence[str]) -> None:
+        seen: dict[tuple[str, str], list[str]] = {}
+        for host in hosts:
+            address = self.addresses.get(host)
+            if address is not None and (
+                not isinstance(address, str) or not re.fullmatch(r"[^\s/]+", address)
+            ):
+                self._add(
+                    f"ansible_host is {shown(address)}, which is no address",
+                    f"host {host}",
+                    "set it to the host's name or IP address",
+                )
+                continue
+            if address is None or "{{" not in address:
+                port = str(self.ssh_ports.get(host) or 22)
+                seen.setdefault(((address or host).lower(), port), []).append(host)
+        for (address, _), same in seen.items():
+            if len(same) > 1:
+                self._add(
+                    f"{len(same)} hosts have one address, {address}",
+                    f"hosts {shortened_list(same)}",
+                    "give each host its own ansible_host",
+                )
+
+    # ---- values
+
+    def _plain_values(self, host: str) -> dict[str, JsonValue]:
+        """Return the host's known variables that are set, as plain data."""
+        result: dict[str, JsonValue] = {}
+        for name, value in self.values.get(host, {}).items():
+            variable = VARIABLES.get(name)
+            if variable is None or name in self._pending_of(host):
+                continue
+            try:
+                item = plain(value)
+            except ValueError as reason:
+                self._add(
+                    f"{name} cannot be used, since {reason}",
+                    self._where(name, f"host {host}"),
+                    f"set it to {variable.must}",
+                )
+                continue
+            if item is not None:
+                result[name] = item
+        return result
+
+    def _pending_of(self, host: str) -> AbstractSet[str]:
+        return self.pending.get(host, frozenset())
+
+    def _one_value(
+        self,
+        names: Iterable[str],
+        hosts: Sequence[str],
+        given: Mapping[str, Mapping[str, JsonValue]],
+        whole: str,
+        group: str,
+    ) -> dict[str, JsonValue]:
+        """Return the values that the hosts have in common; one that differs is a problem."""
+        common: dict[str, JsonValue] = {}
+        for name in names:
+            if any(name in self._pending_of(host) for host in hosts):
+                continue
+            kinds: dict[str, list[str]] = {}
+            for host in hosts:
+                key = json.dumps(given[host].get(name), sort_keys=True)
+                kinds.setdefault(key, []).append(host)
+            if len(kinds) > 1:
+                self._differs(name, kinds, whole, group)
+            elif hosts and name in given[hosts[0]]:
+                common[name] = given[hosts[0]][name]
+        return common
+
+    def _differs(self, name: str, kinds: Mapping[str, Sequence[str]], whole: str, group: str) -> None:
+        parts = []
+        for key, hosts in kinds.items():
+            if key == "null":
+                text = "not set"
+            elif VARIABLES[name].secret:
+                text = "one value"
+            else:
+                text = shown(json.loads(key), 30)
+            parts.append(f"{text} on {shortened_list(hosts)}")
+        self._add(
+            f"{name} differs between the hosts of {whole}: {'; '.join(parts)}",
+            self._where(name, None),
+            f"set it once, in the vars of {group}",
+        )
+
+    def _pipeline(
+        self,
+        name: str,
+        hosts: Sequence[str],
+        given: Mapping[str, Mapping[str, JsonValue]],
+        inventory_dir: Path,
+    ) -> PipelineSpec | None:
+        before = len(self.problems)
+        names = [v.name for v in VARIABLES.values() if v.scope != "host"]
+        wanted = [n for n in names if VARIABLES[n].scope == "pipeline"]
+        values = self._one_value(wanted, hosts, given, f"pipeline {name}", f"the group {name}")
+        for variable in names:
+            if VARIABLES[variable].scope == "cluster" and variable in given[hosts[0]]:
+                values[variable] = given[hosts[0]][variable]
+        pending = tuple(n for n in VARIABLES if any(n in self._pending_of(host) for host in hosts))
+        where = f"pipeline {name}"
+        differing = len(self.problems) > before
+        main = self._validate(PipelineVars, values, where, pending, complete=not differing)
+        secret = self._validate(SecretVars, values, where, pending)
+        members = self._hosts(name, hosts, given, pending)
+        if main:
+            self._check_together(main, where, pending)
+        if main is None or secret is None or members is None or len(self.problems) > before:
+            return None
+        model_pending = f"{PREFIX}model" in pending
+        return PipelineSpec(
+            name=name,
+            hosts=members,
+            vars=main,
+            has_hf_token=secret.hf_token is not None or f"{PREFIX}hf_token" in pending,
+            pending=pending,
+            model_path=_controller_path(main.model, inventory_dir)
+            if is_local_model(main.model) and not model_pending
+            else None,
+            wheelhouse_path=_controller_path(main.wheelhouse, inventory_dir) if main.wheelhouse else None,
+        )
+
+    def _hosts(
+        self,
+        pipeline: str,
+        hosts: Sequence[str],
+        given: Mapping[str, Mapping[str, JsonValue]],
+        pending: Sequence[str],
+    ) -> tuple[HostSpec, ...] | None:
+        names = [v.name for v in VARIABLES.values() if v.scope == "host"]
+        groups: dict[str, list[str]] = {}
+        for host in hosts:
+            own = {n: given[host][n] for n in names if n in given[host]}
+            groups.setdefault(json.dumps(own, sort_keys=True), []).append(host)
+        checked: dict[str, HostVars] = {}
+        for text, same in groups.items():
+            where = f"pipeline {pipeline}" if len(same) == len(hosts) else f"host {shortened_list(same)}"
+            result = self._validate(HostVars, json.loads(text), where, pending)
+            if result:
+                checked |= dict.fromkeys(same, result)
+        if len(checked) < len(hosts):
+            return None
+        return tuple(
+            HostSpec(name=host, address=str(self.addresses.get(host) or host), vars=checked[host])
+            for host in hosts
+        )
+
+    def _validate(
+        self,
+        owner: type[_Vars],
+        values: Mapping[str, JsonValue],
+        where: str,
+        pending: Sequence[str],
+        *,
+        complete: bool = True,
+    ) -> _Vars | None:
+        """Return the typed values, or None after adding a problem for each that is wrong.
+
+        `complete=False` keeps silent on a required variable that is missing, which was told already.
+        """
+        fields = {v.field: v for v in VARIABLES.values() if v.owner is owner}
+        own = {field: values[v.name] for field, v in fields.items() if v.name in values}
+        for field, variable in fields.items():
+            if variable.required and variable.name in pending:
+                # Stands for the value until a play renders it; PipelineSpec.pending says so.
+                own[field] = "pending"
+        try:
+            return owner.model_validate(own)
+        except ValidationError as error:
+            reported: set[str] = set()
+            for detail in error.errors(include_url=False):
+                field = str(detail["loc"][0])
+                variable = fields[field]
+                if field in reported or (detail["type"] == "missing" and not complete):
+                    continue
+                reported.add(field)
+                cause = detail.get("ctx", {}).get("error")
+                place = self._where(variable.name, where)
+                if detail["type"] == "missing":
+                    self._add(f"{variable.name} is not set", place, f"set it to {variable.must}")
+                elif isinstance(cause, RefusedItemsError):
+                    for what, remedy in cause.items:
+                        self._add(f"{variable.name} {what}", place, remedy)
+                else:
+                    self._add(_wrong(variable.name, own[field], cause), place, f"set it to {variable.must}")
+            return None
+
+    def _check_together(self, main: PipelineVars, where: str, pending: Sequence[str]) -> None:
+        """Add what is wrong with values that are right one by one."""
+
+        def known(*fields: str) -> bool:
+            return not any(PREFIX + field in pending for field in fields)
+
+        if main.api_port == main.master_port and known("api_port", "master_port"):
+            self._add(
+                f"ppdeploy_api_port and ppdeploy_master_port are both {main.api_port}",
+                self._where("ppdeploy_master_port", where),
+                "give them two different ports",
+            )
+        stages, partition = main.pipeline_parallel_size, main.layer_partition
+        if stages and partition and stages != len(partition):
+            self._add(
+                f"ppdeploy_layer_partition has {len(partition)} stages, "
+                f"and ppdeploy_pipeline_parallel_size is {stages}",
+                self._where("ppdeploy_layer_partition", where),
+                "make them agree, or remove ppdeploy_pipeline_parallel_size",
+            )
+        if main.model_revision and is_local_model(main.model) and known("model"):
+            self._add(
+                "ppdeploy_model_revision is set, and ppdeploy_model is a folder, which has no revisions",
+                self._where("ppdeploy_model_revision", where),
+                "remove ppdeploy_model_revision",
+            )
+        same_path = main.wheelhouse is not None and main.wheelhouse.startswith("/")
+        if main.wheelhouse_on_nodes and not same_path and known("wheelhouse"):
+            self._add(
+                "ppdeploy_wheelhouse_on_nodes is true without an absolute path in ppdeploy_wheelhouse",
+                self._where("ppdeploy_wheelhouse_on_nodes", where),
+                "set ppdeploy_wheelhouse to the folder's absolute path on the nodes",
+            )
+
+    # ---- telling
+
+    def _where(self, variable: str, where: str | None) -> str | None:
+        file = self.locate(variable)
+        return ", ".join(part for part in (where, file) if part) or None
+
+    def _add(self, what: str, where: str | None, remedy: str) -> None:
+        self.problems.append(Problem(what, where, remedy))
+
+
+def _wrong(name: str, value: JsonValue, cause: object) -> str:
+    """Return what is wrong with a value, without the value where it is secret or long."""
+    reason = str(cause) if isinstance(cause, ValueError) else ""
+    if VARIABLES[name].secret:
+        return f"{name} is not a usable value"
+    if isinstance(value, (dict, list)) and reason:
+        return f"{name} is wrong, since {reason}"
+    return f"{name} is {shown(value)}" + (f", but {reason}" if reason else "")
+
+
+def _controller_path(text: str, inventory_dir: Path) -> Path:
+    """Return a path as an absolute one: `~` is the user's home, a relative one starts at the inventory."""
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        # No home folder is known for it; the check that looks for the folder will say what is missing.
+        path = Path(text)
+    return Path(os.path.normpath(inventory_dir.absolute() / path))
