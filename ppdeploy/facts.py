@@ -191,7 +191,7 @@ class Gpu(_Fact):
     """Such as `NVIDIA GeForce RTX 4090`."""
     memory_total_mib: int
     memory_shared: bool
-    """The GPU uses main memory (GB10, Jetson), and the total is main memory's, of which the system needs some."""
+    """The GPU uses main memory (GB10, Jetson): the total is main memory's, of which the system needs some."""
     memory_used_mib: int | None
     driver_version: str
     compute_capability: str | None
@@ -514,6 +514,8 @@ class NodeFacts(_Fact):
         Raises InputError naming the host when the task failed there, or when the values are not facts of this
         version.
         """
+        if not isinstance(values, Mapping):
+            raise InputError("what the module returned is not a mapping", where=f"host {host}", remedy=_RETRY)
         if values.get("unreachable") or values.get("failed") or values.get("skipped"):
             reason = str(values.get("msg") or "the task was skipped")
             raise InputError(f"no facts were read: {reason}", where=f"host {host}", remedy=_RETRY)
@@ -552,12 +554,25 @@ def _validated(where: str, text: str) -> NodeFacts:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the whole"
+        told = _told_by_node(text, field)
+        if told is not None:
+            raise InputError(f"{field} cannot be read there: {told}", where=where, remedy=_RETRY) from error
         more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
         raise InputError(
             f"these are not facts that this ppdeploy reads: {field}: {first['msg']}{more}",
             where=where,
             remedy="use the ppdeploy_facts module and the ppdeploy package of one version",
         ) from error
+
+
+def _told_by_node(text: str, field: str) -> str | None:
+    """Return the reason that the node itself gives for a field that should have a value and has none."""
+    raw = json.loads(text)
+    if not isinstance(raw, dict) or raw.get(field, "") is not None:
+        return None
+    problems = raw.get("problems")
+    known = [p for p in problems if isinstance(p, dict)] if isinstance(problems, list) else []
+    return next((str(p.get("reason")) for p in known if p.get("fact") == field), None)
 
 
 def save_facts(path: Path, facts: Mapping[str, NodeFacts]) -> None:

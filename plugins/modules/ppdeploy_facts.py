@@ -145,7 +145,6 @@ NODE_TIME = time.time()
 STARTED = time.monotonic()
 
 import contextlib
-import csv
 import ctypes
 import grp
 import hashlib
@@ -168,6 +167,10 @@ from typing import Any, TypeVar
 from ansible.module_utils.basic import AnsibleModule
 
 SCHEMA_VERSION = 1
+# Where facts are read; a test puts a recorded tree there.
+SYS = "/sys"
+PROC = "/proc"
+ETC = "/etc"
 OPT = "/opt/ppdeploy"
 UNITS = "/etc/systemd/system"
 RANK_UNIT = "ppdeploy-rank@%s.service"
@@ -212,7 +215,6 @@ NIC_KINDS = {
 GPU_FIELDS = (
     "index",
     "uuid",
-    "name",
     "memory.total",
     "memory.used",
     "driver_version",
@@ -226,8 +228,9 @@ GPU_FIELDS = (
     "persistence_mode",
     "mig.mode.current",
     "compute_cap",
+    "name",
 )
-PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
+PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory", "process_name")
 
 Facts = dict[str, Any]
 T = TypeVar("T")
@@ -471,13 +474,13 @@ def glibc_version() -> str | None:
 
 def selinux() -> str:
     """Return enforcing, permissive or disabled."""
-    enforce = read_or("/sys/fs/selinux/enforce")
+    enforce = read_or(f"{SYS}/fs/selinux/enforce")
     return "disabled" if enforce is None else "enforcing" if enforce == "1" else "permissive"
 
 
 def apparmor() -> str:
     """Return enabled or disabled."""
-    return "enabled" if read_or("/sys/module/apparmor/parameters/enabled") == "Y" else "disabled"
+    return "enabled" if read_or(f"{SYS}/module/apparmor/parameters/enabled") == "Y" else "disabled"
 
 
 def properties(text: str) -> list[dict[str, str]]:
@@ -496,7 +499,7 @@ def operating_system(problems: Problems, manager: Command | None) -> Facts:
     """Return release, kernel and service manager; `manager` is `systemctl show` of systemd, if it runs."""
 
     def release() -> dict[str, str]:
-        path = "/etc/os-release" if Path("/etc/os-release").exists() else "/usr/lib/os-release"
+        path = f"{ETC}/os-release" if Path(f"{ETC}/os-release").exists() else "/usr/lib/os-release"
         return os_release(read(path))
 
     def systemd() -> dict[str, str]:
@@ -526,10 +529,10 @@ def operating_system(problems: Problems, manager: Command | None) -> Facts:
 
 def sysctl() -> Facts:
     """Return the kernel settings that the plan depends on."""
-    port_range = (read_or("/proc/sys/net/ipv4/ip_local_port_range") or "").split()
+    port_range = (read_or(f"{PROC}/sys/net/ipv4/ip_local_port_range") or "").split()
     return {
         "ip_local_port_range": [int(n) for n in port_range] if len(port_range) == 2 else None,
-        "ip_local_reserved_ports": read_or("/proc/sys/net/ipv4/ip_local_reserved_ports"),
+        "ip_local_reserved_ports": read_or(f"{PROC}/sys/net/ipv4/ip_local_reserved_ports"),
     }
 
 
@@ -549,7 +552,7 @@ def ranges(numbers: set[int]) -> str:
 
 def read_cpuinfo() -> tuple[str | None, list[str]]:
     """Return what `cpuinfo` reads in /proc/cpuinfo."""
-    return cpuinfo(read("/proc/cpuinfo"))
+    return cpuinfo(read(f"{PROC}/cpuinfo"))
 
 
 def cpuinfo(text: str) -> tuple[str | None, list[str]]:
@@ -562,7 +565,7 @@ def cpuinfo(text: str) -> tuple[str | None, list[str]]:
 
 def cpu(problems: Problems) -> Facts:
     """Return the processors, their topology and NUMA nodes."""
-    base = "/sys/devices/system/cpu"
+    base = f"{SYS}/devices/system/cpu"
     allowed = os.sched_getaffinity(0)
     model, flags = problems.guard("cpu.model", read_cpuinfo) or (None, [])
     cores, sockets = set(), set()
@@ -587,7 +590,7 @@ def cpu(problems: Problems) -> Facts:
 
 def numa_nodes() -> list[Facts]:
     """Return the NUMA nodes that the kernel knows."""
-    base = "/sys/devices/system/node"
+    base = f"{SYS}/devices/system/node"
     nodes = []
     for name in list_folder(base):
         if re.fullmatch(r"node\d+", name):
@@ -605,7 +608,7 @@ def numa_nodes() -> list[Facts]:
 def memory() -> Facts:
     """Return main memory and swap, in bytes."""
     found = {}
-    for line in read("/proc/meminfo").splitlines():
+    for line in read(f"{PROC}/meminfo").splitlines():
         key, _, value = line.partition(":")
         number = to_int(value.replace("kB", ""))
         if number is not None:
@@ -623,7 +626,7 @@ def memory() -> Facts:
 
 def pci_accelerators() -> list[Facts]:
     """Return display controllers (class 03) and processing accelerators (class 12) of GPU makers."""
-    base = "/sys/bus/pci/devices"
+    base = f"{SYS}/bus/pci/devices"
     found = []
     for address in list_folder(base):
         vendor = read_or(f"{base}/{address}/vendor") or ""
@@ -653,20 +656,25 @@ def query_processes() -> Command:
     )
 
 
-def csv_rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str | None]]:
-    """Return nvidia-smi's rows by field; what it says it does not know is None."""
+def gpu_rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str | None]]:
+    """Return nvidia-smi's rows by field; what it says it does not know is None.
+
+    A program's name may hold a comma, and nvidia-smi quotes nothing: the last field takes what is left.
+    """
     rows = []
-    for values in csv.reader(text.splitlines(), skipinitialspace=True):
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split(",", len(fields) - 1)]
+        if line.startswith("WARNING:") or not line.strip():
+            continue
         if len(values) != len(fields):
-            raise UnreadableError(
-                f"nvidia-smi printed a line that is not the table asked for: {one_line(','.join(values))}"
-            )
-        known = [None if v.strip().strip("[]").lower() in UNKNOWN_VALUES else v.strip() for v in values]
-        rows.append(dict(zip(fields, known)))
+            raise UnreadableError(f"nvidia-smi printed a line that is not of the table: {one_line(line)}")
+        rows.append({f: None if is_unknown(v) else v for f, v in zip(fields, values)})
     return rows
 
 
-UNKNOWN_VALUES = {"n/a", "not supported", "unknown error", "not available", "insufficient permissions", ""}
+def is_unknown(value: str) -> bool:
+    """Return whether nvidia-smi's value says that it has none, as `[N/A]` or `[Unknown Error]` does."""
+    return value == "" or value.startswith("[") or value.upper() in ("N/A", "ERR!")
 
 
 def on_off(text: str | None) -> bool | None:
@@ -687,32 +695,36 @@ def gpus(problems: Problems, query: Command, processes: Command, main_memory_mib
         problems.add("gpus." + unknown.group(1), "this driver's nvidia-smi does not know the field")
         query = query_gpus(fields)
         status, out, err = query.finish()
-    rows = csv_rows(query.output(), fields)
+    # 14: the table is whole, and a line beside it says that a card's stored settings (infoROM) are damaged.
+    rows = gpu_rows(out if status == 14 else query.output(), fields)
+    for line in out.splitlines():
+        if line.startswith("WARNING:"):
+            problems.add("gpus.inforom", one_line(line[len("WARNING:") :]))
     users = problems.guard("gpus.processes", gpu_processes, processes) or {}
     found = []
     for row in rows:
-        index, total, uuid = to_int(row["index"]), to_int(row["memory.total"]), row["uuid"]
+        index, total, uuid = to_int(row.get("index")), to_int(row.get("memory.total")), row.get("uuid")
         if index is None or uuid is None:
             raise UnreadableError(f"nvidia-smi names a GPU without index or UUID: {row}")
         found.append(
             {
                 "index": index,
                 "uuid": uuid,
-                "name": row["name"] or "unknown",
+                "name": row.get("name") or "unknown",
                 # GB10 and Jetson share main memory, and nvidia-smi gives no size for it.
                 "memory_total_mib": main_memory_mib if total is None else total,
                 "memory_shared": total is None,
-                "memory_used_mib": to_int(row["memory.used"]),
-                "driver_version": row["driver_version"] or "unknown",
+                "memory_used_mib": to_int(row.get("memory.used")),
+                "driver_version": row.get("driver_version") or "unknown",
                 "compute_capability": row.get("compute_cap"),
-                "pci_address": row["pci.bus_id"],
-                "pcie_gen_current": to_int(row["pcie.link.gen.current"]),
-                "pcie_gen_max": to_int(row["pcie.link.gen.max"]),
-                "pcie_width_current": to_int(row["pcie.link.width.current"]),
-                "pcie_width_max": to_int(row["pcie.link.width.max"]),
-                "ecc_enabled": on_off(row["ecc.mode.current"]),
-                "ecc_uncorrected": to_int(row["ecc.errors.uncorrected.volatile.total"]),
-                "persistence_mode": on_off(row["persistence_mode"]),
+                "pci_address": row.get("pci.bus_id"),
+                "pcie_gen_current": to_int(row.get("pcie.link.gen.current")),
+                "pcie_gen_max": to_int(row.get("pcie.link.gen.max")),
+                "pcie_width_current": to_int(row.get("pcie.link.width.current")),
+                "pcie_width_max": to_int(row.get("pcie.link.width.max")),
+                "ecc_enabled": on_off(row.get("ecc.mode.current")),
+                "ecc_uncorrected": to_int(row.get("ecc.errors.uncorrected.volatile.total")),
+                "persistence_mode": on_off(row.get("persistence_mode")),
                 "mig_enabled": on_off(row.get("mig.mode.current")),
                 "processes": users.get(uuid, []),
             }
@@ -723,7 +735,7 @@ def gpus(problems: Problems, query: Command, processes: Command, main_memory_mib
 def gpu_processes(query: Command) -> dict[str, list[Facts]]:
     """Return the processes that compute, by the UUID of their GPU."""
     found: dict[str, list[Facts]] = {}
-    for row in csv_rows(query.output(), PROCESS_FIELDS):
+    for row in gpu_rows(query.output(), PROCESS_FIELDS):
         pid = to_int(row["pid"])
         if pid is not None and row["gpu_uuid"]:
             found.setdefault(row["gpu_uuid"], []).append(
@@ -752,7 +764,7 @@ def cuda_version() -> str:
 
 def nvidia_driver(problems: Problems, cards: list[Facts]) -> Facts | None:
     """Return the driver's versions, None where there is neither a kernel module nor a card that answers."""
-    module = read_or("/sys/module/nvidia/version")
+    module = read_or(f"{SYS}/module/nvidia/version")
     if module is None and not cards:
         return None
     return {
@@ -770,8 +782,8 @@ def nics(problems: Problems, addresses: Command) -> list[Facts]:
     listed = problems.guard("nics.addresses", listed_addresses, addresses) or []
     by_name = {item["ifname"]: item for item in listed}
     found = []
-    for name in list_folder("/sys/class/net"):
-        if is_folder(f"/sys/class/net/{name}"):
+    for name in list_folder(f"{SYS}/class/net"):
+        if is_folder(f"{SYS}/class/net/{name}"):
             about = problems.guard(f"nics.{name}", nic, name, by_name.get(name, {}))
             if about is not None:
                 found.append(about)
@@ -785,9 +797,9 @@ def listed_addresses(command: Command) -> list[Facts]:
 
 def nic(name: str, listed: Facts) -> Facts:
     """Return one interface; `listed` is what ip says of it, empty without ip."""
-    base = f"/sys/class/net/{name}"
+    base = f"{SYS}/class/net/{name}"
     place = str(Path(base).resolve())
-    virtual = place.startswith("/sys/devices/virtual/")
+    virtual = place.startswith(f"{SYS}/devices/virtual/")
     speed = read_int(f"{base}/speed")
     duplex = read_or(f"{base}/duplex")
     carrier = read_int(f"{base}/carrier")
@@ -881,7 +893,7 @@ def default_routes(table4: str, table6: str) -> list[Facts]:
 
 def read_default_routes() -> list[Facts]:
     """Return the default routes of the main tables."""
-    return default_routes(read_or("/proc/net/route") or "", read_or("/proc/net/ipv6_route") or "")
+    return default_routes(read_or(f"{PROC}/net/route") or "", read_or(f"{PROC}/net/ipv6_route") or "")
 
 
 class PeerQuery:
@@ -957,7 +969,7 @@ def batch_answers(out: str, err: str) -> tuple[dict[str, Facts], dict[int, str]]
 
 def rdma_devices() -> list[Facts]:
     """Return the RDMA devices with the state of their first port."""
-    base = "/sys/class/infiniband"
+    base = f"{SYS}/class/infiniband"
     found = []
     for name in list_folder(base):
         state = read_or(f"{base}/{name}/ports/1/state")
@@ -978,7 +990,7 @@ def rdma_devices() -> list[Facts]:
 def unit_of(pid: int) -> str | None:
     """Return the systemd unit of a process, or its control group's path where no unit is in it."""
     path = None
-    for line in (read_or(f"/proc/{pid}/cgroup") or "").splitlines():
+    for line in (read_or(f"{PROC}/{pid}/cgroup") or "").splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers == "name=systemd" or (controllers == "" and path is None):
             path = group
@@ -1012,7 +1024,7 @@ def listening(table: str, ports: set[int]) -> list[tuple[int, str, str]]:
 def listeners(problems: Problems, ports: set[int]) -> list[Facts]:
     """Return who listens on the ports."""
     sockets = []
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for path in (f"{PROC}/net/tcp", f"{PROC}/net/tcp6"):
         sockets += listening(read_or(path) or "", ports)  # without IPv6 there is no tcp6
     owners = socket_owners({inode for _, _, inode in sockets}) if sockets else {}
     found = []
@@ -1023,13 +1035,13 @@ def listeners(problems: Problems, ports: set[int]) -> list[Facts]:
                 "listeners.pid",
                 f"no process that {user_name(os.geteuid())} can see has port {port} open",
             )
-        words = (read_or(f"/proc/{pid}/cmdline") or "").split("\0") if pid else []
+        words = (read_or(f"{PROC}/{pid}/cmdline") or "").split("\0") if pid else []
         found.append(
             {
                 "port": port,
                 "address": address,
                 "pid": pid,
-                "process": read_or(f"/proc/{pid}/comm") if pid else None,
+                "process": read_or(f"{PROC}/{pid}/comm") if pid else None,
                 "command": (words[0] or None) if words else None,
                 "unit": unit_of(pid) if pid else None,
             }
@@ -1041,7 +1053,7 @@ def socket_owners(inodes: set[str]) -> dict[str, int]:
     """Return the owner of each socket: the lowest process id that has it open, so a parent, not its child."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, int] = {}
-    for pid in sorted(int(name) for name in list_folder("/proc") if name.isdigit()):
+    for pid in sorted(int(name) for name in list_folder(PROC) if name.isdigit()):
         if len(owners) == len(wanted):
             break
         for link in open_files(pid):
@@ -1055,7 +1067,7 @@ def open_files(pid: int) -> list[str]:
     found = []
     # A process and its descriptors may go while they are read.
     with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
+        for entry in os.scandir(f"{PROC}/{pid}/fd"):
             with contextlib.suppress(OSError):
                 found.append(str(Path(entry.path).readlink()))
     return found
@@ -1113,18 +1125,15 @@ class Pythons:
 
     def __init__(self) -> None:
         folders = [*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin"]
-        by_target: dict[Path, Path] = {}
-        for folder in dict.fromkeys(f for f in folders if f.startswith("/")):
-            for path in sorted(Path(folder).glob("python3*")):
-                target = path.resolve()
-                if re.fullmatch(r"python3(\.\d+)?", path.name) and is_program(target):
-                    # Of several names for one program, the one with the version in it.
-                    by_target[target] = max(by_target.get(target, path), path, key=lambda p: len(p.name))
-        own = by_target.pop(Path(sys.executable).resolve(), None) if sys.executable else None
+        # By what a name leads to: `python3` is `python3.11`, and a virtual environment's is another's.
+        found = (p.resolve() for f in folders if f.startswith("/") for p in sorted(Path(f).glob("python3*")))
+        programs = {p for p in found if re.fullmatch(r"python3(\.\d+)?", p.name) and is_program(p)}
+        own = Path(sys.executable).resolve() if sys.executable else None
         version = ".".join(str(n) for n in sys.version_info[:3])
-        self.found = [] if own is None else [{"path": str(own), "version": version}]
+        self.found = [{"path": str(own), "version": version}] if own in programs else []
         ask = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
-        self.asked = {str(path): Command(str(path), "-I", "-S", "-c", ask) for path in by_target.values()}
+        others = sorted(str(p) for p in programs if p != own)
+        self.asked = {path: Command(path, "-I", "-S", "-c", ask) for path in others}
 
     def answer(self, problems: Problems) -> list[Facts]:
         """Return path and version of each, the newest first."""
@@ -1405,8 +1414,8 @@ def collect(params: Facts) -> Facts:
     facts["identity"] = {
         "hostname": hostname,
         "addresses": guard("identity.addresses", resolver.addresses),
-        "machine_id": read_or("/etc/machine-id") or None,
-        "boot_id": read_or("/proc/sys/kernel/random/boot_id"),
+        "machine_id": read_or(f"{ETC}/machine-id") or None,
+        "boot_id": read_or(f"{PROC}/sys/kernel/random/boot_id"),
     }
     facts["problems"] = problems.found
     facts["elapsed_s"] = round(time.monotonic() - STARTED, 3)
