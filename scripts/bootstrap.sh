@@ -68,7 +68,8 @@ virtual_environment() {
   .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || rm -rf .venv
   [ -d .venv ] || "$python" -m venv .venv
   say "virtual environment: .venv with Python $version (the first time takes a minute)"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+  # Byte code is made of what is really imported, when it is; errors are printed, remarks on caches and mirrors not.
+  .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check --no-input \
     --editable '.[test]' --constraint constraints.txt
   # What `make` compares with pyproject.toml and constraints.txt.
   touch .venv/.made
