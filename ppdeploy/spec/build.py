@@ -78,11 +78,12 @@ def example_problems(addresses: Mapping[str, object], locate: Locate | None = No
     if not left:
         return []
     found = sorted(set(left.values()))
+    verb = "belong" if len(found) > 1 else "belongs"
     file = locate("ansible_host") if locate else None
     where = ("hosts " if len(left) > 1 else "host ") + shortened_list(sorted(left))
     return [
         Problem(
-            f"{shortened_list(found)} {'belong' if len(found) > 1 else 'belongs'} to the example, not to a machine",
+            f"{shortened_list(found)} {verb} to the example, not to a machine",
             where=f"{where}, {file}" if file else where,
             remedy="run `ppdeploy init`, or copy inventory/example to inventory/cluster and write the "
             "addresses of your own machines there",

@@ -56,8 +56,9 @@ def load_inventory(
 ) -> Inventory:
     """Return what Ansible makes of the inventory at `path` (a file or a folder).
 
-    `vault_args` are passed on as they are (`--vault-password-file FILE`, `--ask-vault-pass`, ...); `extra_vars`
-    are the values of `-e`, as a play would get them. Raises InputError for what cannot be read or is no cluster.
+    `vault_args` are passed on as they are (`--vault-password-file FILE`, `--ask-vault-pass`, ...);
+    `extra_vars` are the values of `-e`, as a play would get them. Raises InputError for what cannot be read
+    or is no cluster.
     """
     _check_path(path)
     arguments = [*vault_args, *(word for item in extra_vars for word in ("-e", item))]
@@ -120,7 +121,7 @@ def _pipelines(listing: Mapping[str, object], path: Path) -> dict[str, tuple[str
         raise InputError(
             f"the inventory has no group `{GROUP}`",
             where=str(path),
-            remedy=f"make `{GROUP}` with a group below it (children:) for each model, as in inventory/example",
+            remedy="make it, with a group below it (children:) for each model, as in inventory/example",
         )
     pipelines = {name: _members(listing, name) for name in _group(listing, GROUP, "children")}
     placed = {host for hosts in pipelines.values() for host in hosts}
