@@ -148,7 +148,7 @@ class CgroupTree:
         )
 
     def set_memory_limit(self, group: str, limit: int | None) -> None:
-        """Limit the memory of `group` to `limit` bytes, swap included where the kernel counts it; None lifts it."""
+        """Limit the memory of `group` to `limit` bytes, page cache included; None lifts the limit."""
         folder, v2 = self._memory(group)
         name, unlimited = ("memory.max", "max") if v2 else ("memory.limit_in_bytes", "-1")
         try:
@@ -161,7 +161,7 @@ class CgroupTree:
             ) from error
 
     def memory_used(self, group: str) -> int | None:
-        """Return the memory that `group` uses, in bytes, page cache included; None where it cannot be known."""
+        """Return the memory that `group` uses, in bytes with page cache; None where it cannot be known."""
         try:
             folder, v2 = self._memory(group)
             name = "memory.current" if v2 else "memory.usage_in_bytes"

@@ -14,8 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ppdeploy.errors import InputError
-from ppdeploy.lab.core import Lab, LabStatus, NodeStatus, Overlay
+from ppdeploy.lab.core import Lab
+from ppdeploy.lab.host import Overlay
 from ppdeploy.lab.inventory import LabInventory
+from ppdeploy.lab.status import LabStatus, NodeStatus
 
 lab_app = typer.Typer(
     name="lab",
@@ -136,7 +138,8 @@ def ssh(
 ) -> None:
     """Log in to a host as root, or run a command there; the exit code is the command's."""
     words = Lab().ssh_command(node, command or [])
-    os.execvp(words[0], words)
+    # ssh takes our place: its terminal, its signals and its exit code are the command's own.
+    os.execvp(words[0], words)  # noqa: S606  (no shell: the words are passed as they are)
 
 
 @lab_app.command()

@@ -1,4 +1,4 @@
-"""Copy one TCP connection to standard input and output: the ssh ProxyCommand that leads into the lab's namespace.
+"""Copy one TCP connection to standard input and output: the ssh ProxyCommand into the lab.
 
 Stand-alone and standard library only: it is copied beside the lab's state, so that an inventory keeps working
 when the checkout moves to another commit.

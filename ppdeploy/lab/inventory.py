@@ -21,7 +21,7 @@ UV_CACHE = "/var/cache/ppdeploy/uv"
 """Where unpacked wheels are laid into the hosts."""
 
 CPU_VLLM_ARGS: Mapping[str, Any] = {"compilation-config": {"mode": 2, "backend": "eager"}}
-"""Compiles no C++ (the hosts have no compiler), and works with more than one stage, which --enforce-eager does not."""
+"""Compiles no C++, and works with more than one stage, which --enforce-eager does not on CPU."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Keep one host of the lab running: mount its disk, start it, put its NICs on their bridges, start it again on reboot.
+"""Keep one host of the lab running: mount its disk, start it, connect its NICs, again on each reboot.
 
 Stand-alone and standard library only, so that it can be run with `python3 -I`. `ppdeploy.lab.core` starts it
 inside the lab's network namespace and a mount namespace of its own: whatever it mounts is gone when it and
@@ -62,7 +62,7 @@ def join(procs_files: Iterable[str]) -> None:
 
 
 def joining(procs_files: Iterable[str], argv: Iterable[str]) -> list[str]:
-    """Return the command that puts itself into control groups, by their `cgroup.procs` files, and becomes `argv`.
+    """Return the command that enters the control groups of these files and then becomes `argv`.
 
     A shell does it, since Python code between fork and exec may hang in a process with threads.
     """
@@ -152,7 +152,7 @@ def _is_ours(spec: dict[str, Any]) -> bool:
 
 
 def main(spec_path: str) -> int:
-    """Run the host that `spec_path` describes until it is switched off or killed; return its last exit code."""
+    """Run the host that `spec_path` describes until it is off or killed; return our exit code."""
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     join(spec["keeper_groups"])
     for signum in (signal.SIGHUP, signal.SIGINT):

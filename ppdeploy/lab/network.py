@@ -1,4 +1,4 @@
-"""The lab's network namespace and its two bridges: management and fabric. Nothing in it leads to another network."""
+"""The lab's network namespace and its two bridges. Nothing in it leads to another network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ppdeploy.lab import system
 MANAGEMENT_BRIDGE = "br-mgmt"
 FABRIC_BRIDGE = "br-fab"
 GATEWAY = "198.18.0.1"
-"""The controller's address on the management network, and the hosts' default route, which leads nowhere further."""
+"""The controller's address on the management network; the hosts' default route ends there."""
 FABRIC_OBSERVER = "198.18.1.1"
 """An address of the controller on the fabric, so that a test can knock there as a stranger."""
 
@@ -20,7 +20,7 @@ _RATE = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(bit|kbit|mbit|gbit)")
 
 
 def management_address(index: int) -> str:
-    """Return the address on host0 of host `index` (1 is node1). 198.18.0.0/15 is set aside for benchmarks, RFC 2544."""
+    """Return the address on host0 of host `index` (1 is node1), of the benchmark range of RFC 2544."""
     return f"198.18.0.{10 + index}"
 
 
@@ -30,7 +30,7 @@ def fabric_address(index: int) -> str:
 
 
 def check_rate(rate: str) -> str | None:
-    """Return `rate` as tc(8) reads it (`1gbit`, `2.5gbit`, `100mbit`); None for `none`, which lifts a limit."""
+    """Return `rate` as tc(8) reads it (`1gbit`, `2.5gbit`, `100mbit`); None for `none`."""
     if rate == "none":
         return None
     if not _RATE.fullmatch(rate.lower()):
@@ -86,7 +86,7 @@ def unmount_below(folder: Path) -> None:
 
 
 def remove_bridges(namespace: Path) -> None:
-    """Remove the bridges, so that a stranger's process that stays in the namespace finds nothing there any more."""
+    """Remove the bridges: a stranger's process may keep the namespace, but finds nothing in it."""
     if not exists(namespace):
         return
     for bridge in (MANAGEMENT_BRIDGE, FABRIC_BRIDGE):

@@ -1,4 +1,4 @@
-"""The root file system that all hosts of all labs share, built once by mmdebstrap and kept in the cache folder."""
+"""The root file system that all hosts of all labs share, built once and kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PACKAGES = (
     "systemd",
     "systemd-sysv",
 )
-"""What a host has from the start. The hosts have no way out, so what roles install must be here or be served."""
+"""What a host has from the start; it has no way out, so all that roles need is here or served."""
 
 _LAYOUT = 1
 """Raised when `_finish` changes what it leaves, so that older cached trees are not used."""
@@ -45,7 +45,7 @@ def machine_release() -> str:
     name = release.get("VERSION_CODENAME")
     if not name or "debian" not in (release.get("ID", ""), *release.get("ID_LIKE", "").split()):
         raise InputError(
-            "the lab builds its hosts from the package sources of Debian or Ubuntu, which this machine is not",
+            "the lab builds its hosts from this machine's own Debian or Ubuntu, which it is not",
             where=f"/etc/os-release says {release.get('PRETTY_NAME', 'nothing')}",
             remedy="run it in a Debian or Ubuntu virtual machine",
         )
@@ -150,9 +150,7 @@ def ensure(folder: Path, groups: list[str], say: Callable[[str], None]) -> Path:
             what="reading apt's sources",
         )
         uri, components = parse_sources(listing, release)
-        say(
-            f"building the hosts' root file system ({release}, {len(PACKAGES)} packages), about a minute, once"
-        )
+        say(f"building the hosts' root file system ({release}), about a minute, once")
         log = folder / f"{tree.name}.log"
         with log.open("wb") as output:
             build = [

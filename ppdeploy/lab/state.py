@@ -17,6 +17,9 @@ from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.lab.keeper import start_time
 from ppdeploy.paths import data_root
 
+VERSION = 1
+"""Of the record; one that another version wrote is not read, and its lab is cleaned away and made anew."""
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
@@ -29,7 +32,7 @@ def labs_folder() -> Path:
 
 
 def default_name(root: Path | None = None) -> str:
-    """Return the name of the lab that belongs to the checkout `root` (ours): its folder's name and a hash of its path.
+    """Return the name of the lab of the checkout `root` (ours): its folder's name, a hash of its path.
 
     `$PPDEPLOY_LAB` names another one.
     """
@@ -75,7 +78,7 @@ def alive(process: Any) -> TypeGuard[dict[str, int]]:
 
 @contextmanager
 def locked(path: Path, action: str, seconds: float = 10) -> Iterator[IO[str]]:
-    """Hold the lock file `path` for `action`; after `seconds` of waiting refuse, naming the process that holds it.
+    """Hold the lock file `path` for `action`; after `seconds` of waiting refuse, naming the holder.
 
     The kernel lets go of it when the holder ends, however it ends. The holder may remove the file.
     """
@@ -114,4 +117,4 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         record = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) else None
+    return record if isinstance(record, dict) and record.get("version") == VERSION else None

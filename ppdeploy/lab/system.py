@@ -1,4 +1,4 @@
-"""What the lab needs of this machine: root, Linux, a few programs, and a way to run them with readable errors."""
+"""What the lab needs of this machine: root, Linux, a few programs, and a way to run them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 60,
 ) -> str:
-    """Run `argv` and return its standard output; `what` says in an error what it was for. `timeout` in seconds."""
+    """Run `argv` and return its output; an error says `what` it was for. `timeout` in seconds."""
     try:
         done = subprocess.run(
             argv,
