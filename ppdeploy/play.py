@@ -55,8 +55,8 @@ def spec_of_play(inventory: Mapping[str, Any]) -> Spec:
     )
 
 
-def request_of_play(inventory: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return what the facts module is asked; wrong input ends the play here, before any host is touched."""
+def request_of_play(inventory: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the facts module is asked on each host; wrong input ends the play here, before any host is touched."""
     return facts_request(spec_of_play(inventory))
 
 

@@ -273,13 +273,15 @@ def _findings(
     return findings
 
 
-def facts_request(spec: Spec) -> dict[str, list[object]]:
-    """Return what the facts module must be asked so that a plan can be built: paths, ports, pipelines, files."""
-    ports = sorted({port for p in spec.pipelines for port in (p.vars.api_port, p.vars.master_port)})
-    paths = sorted({"/opt/ppdeploy", *(p.vars.models_dir for p in spec.pipelines)})
+def facts_request(spec: Spec) -> dict[str, dict[str, object]]:
+    """Return, for each host, what the facts module must be asked so that a plan can be built."""
     return {
-        "paths": list(paths),
-        "ports": list(ports),
-        "pipelines": [p.name for p in spec.pipelines],
-        "models_dirs": sorted({p.vars.models_dir for p in spec.pipelines}),
+        host.name: {
+            "paths": [ROOT, pipeline.vars.models_dir],
+            "ports": [pipeline.vars.api_port, pipeline.vars.master_port],
+            "pipelines": [pipeline.name],
+            "models_dir": pipeline.vars.models_dir,
+        }
+        for pipeline in spec.pipelines
+        for host in pipeline.hosts
     }
