@@ -1,0 +1,68 @@
+"""Find the lock for what a pipeline wants and its nodes have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from ppdeploy.errors import InputError
+from ppdeploy.locks.lock import Lock, read_lock
+from ppdeploy.locks.versions import DISTRIBUTIONS, Device, default_version
+
+FOLDER = Path(__file__).resolve().parent / "files"
+
+
+@cache
+def available() -> tuple[Lock, ...]:
+    """Return every lock that this ppdeploy carries, in the order of their file names."""
+    return tuple(read_lock(path) for path in sorted(FOLDER.glob("vllm*.txt")))
+
+
+def find(device: Device, version: str | None, python_minor: str, machine: str) -> Lock:
+    """Return the lock of a vLLM version for a device, a Python minor version (3.11) and a machine (x86_64).
+
+    `version` None stands for the default of the device. Raises InputError, naming what there is instead.
+    """
+    wanted = version or default_version(device)
+    locks = [lock for lock in available() if lock.device == device]
+    name = DISTRIBUTIONS[device]
+    same_version = [lock for lock in locks if lock.vllm_version == wanted]
+    if not same_version:
+        raise InputError(
+            f"there is no lock for {name} {wanted}",
+            where="ppdeploy_vllm_version",
+            remedy=f"use {_listed(lock.vllm_version for lock in locks)}, or make one with `python -m"
+            f" ppdeploy.locks.generate --device {device} --version {wanted} --python {python_minor}`",
+        )
+    same_machine = [lock for lock in same_version if lock.machine == machine]
+    if not same_machine:
+        raise InputError(
+            f"there is no lock for {name} {wanted} on {machine} machines",
+            remedy=f"there is one for {_listed(lock.machine for lock in same_version)}",
+        )
+    for lock in same_machine:
+        if lock.python == python_minor:
+            return lock
+    raise InputError(
+        f"there is no lock for {name} {wanted} with Python {python_minor}",
+        remedy=f"install Python {_listed(lock.python for lock in same_machine)} on the nodes",
+    )
+
+
+def by_digest(digest: str) -> Lock:
+    """Return the lock whose digest starts with `digest`, of 16 to 64 hexadecimal digits."""
+    found = [lock for lock in available() if len(digest) >= 16 and lock.digest.startswith(digest)]
+    if not found:
+        raise InputError(
+            f"no lock of this ppdeploy has the digest {digest}", remedy="use the ppdeploy that named it"
+        )
+    return found[0]
+
+
+def _listed(values: Iterable[str]) -> str:
+    return " or ".join(sorted(set(values), key=_natural))
+
+
+def _natural(text: str) -> tuple[tuple[int, str], ...]:
+    return tuple((int(part), "") if part.isdigit() else (0, part) for part in text.split("."))
