@@ -66,7 +66,7 @@ class Lab:
         proxy = [*network.inside(self.namespace), sys.executable, "-I", str(self.folder / "connect.py")]
         # One hierarchy is enough to find it again.
         proxy += ["--cgroup", self._groups.procs_files("guests")[-1]]
-        return LabSsh(self.name, keys / "id_ed25519", keys / "known_hosts", proxy)
+        return LabSsh(self.name, keys / "id_ed25519", keys / "known_hosts", self.folder / "cp", proxy)
 
     def management_address(self, node: str) -> str:
         """Return the address of host `node` on the management network."""

@@ -89,6 +89,8 @@ class LabInventory:
             "ansible_python_interpreter": "/usr/bin/python3",
             "ansible_ssh_private_key_file": str(ssh.key),
             "ansible_ssh_common_args": shlex.join(ssh.options(key=False)),
+            # Ansible names its open connections by address, and two labs have the same ones.
+            "ansible_control_path_dir": str(ssh.control),
             "ppdeploy_device": "cpu",
             "ppdeploy_max_model_len": 1024,
             "ppdeploy_kv_cache_gib": 1,
@@ -110,6 +112,7 @@ class LabSsh:
     lab: str
     key: Path
     known_hosts: Path
+    control: Path
     proxy: Sequence[str]
 
     def options(self, *, wait: float = 0, key: bool = True) -> list[str]:
