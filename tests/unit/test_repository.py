@@ -17,10 +17,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: What names the machine of the person who wrote the file: it works there and nowhere else.
 PERSONAL = {
+    # Not the home pages that a copy of /etc/os-release names.
     "a package registry or mirror": re.compile(
-        r"://[^/\s\"'`]*(?:pypi|pythonhosted|debian|ubuntu|npmjs)[^/\s\"'`]*(?:[/\s\"'`]|$)"
+        r"://(?!www\.|bugs\.)[^/\s]*(?:pypi|pythonhosted|debian|ubuntu|npmjs)"
+        r"|://[^/\s]+/(?:debian|ubuntu)(?:-security)?(?:[/\s\"'`]|$)"
     ),
-    "a folder of one machine": re.compile(r"(?<![\w.~*{}\])-])/(?:work|root|Users|home)/[\w.]"),
+    # Not /home/me, an example that anyone reads as their own, nor what a test writes into a lab host's /root.
+    "a folder of one machine": re.compile(
+        r"(?<![\w.~*{}\])-])/(?:work/\w|Users/\w|home/(?!me\b)\w|root/(?:\.|\w+/))"
+    ),
     "a fixed place below the temporary folder": re.compile(r"(?<![\w.~*{}\])-])/tmp/[\w.]"),
 }
 
@@ -68,9 +73,12 @@ def test_no_file_names_a_machine_of_its_author(what: str) -> None:
     ("what", "line"),
     [
         ("a package registry or mirror", "index = https://mirror.{}.example/simple".format("pypi")),
-        ("a package registry or mirror", "deb http://{}.example bookworm main".format("debian")),
+        ("a package registry or mirror", "deb http://deb.{}.example bookworm main".format("debian")),
+        ("a package registry or mirror", "URIs: http://mirror.example/{}".format("debian")),
         ("a folder of one machine", "path: /{}/main/x".format("work")),
         ("a folder of one machine", 'key = "/{}/.ssh/key"'.format("root")),
+        ("a folder of one machine", "cd /{}/src/ppdeploy".format("root")),
+        ("a folder of one machine", "cd /{}/somebody/src".format("home")),
         ("a fixed place below the temporary folder", "out=/{}/out".format("tmp")),
     ],
 )
