@@ -66,10 +66,19 @@ class Clock(_Fact):
     controller_time: float | None
     """What the controller's clock said when it made the call; None when the caller gave none."""
     offset_s: float | None
-    """node_time - controller_time. It holds the time from there to here too (login, start of Python: mostly
-    0.2 to 1.5 s), so a clock that is right shows a small positive offset; only a negative one, or one well
-    above that, is evidence. Offsets of two nodes called in the same task may be compared with each other
-    within that time."""
+    """node_time - controller_time. It holds the time from there to here too (login, start of Python: 0.2 to
+    1.5 s, several on a busy controller), so a right clock shows a small positive offset: judge by
+    `offset_bounds`."""
+
+    def offset_bounds(self, received: float) -> tuple[float, float] | None:
+        """Return the smallest and the largest offset in seconds that the node's clock can have.
+
+        `received` is the controller's clock at any time after the answer came: the node's was read between
+        the two, so it is surely wrong when 0 lies outside. None when the call gave no controller_time.
+        """
+        if self.controller_time is None:
+            return None
+        return self.node_time - received, self.node_time - self.controller_time
 
 
 class ResolvedAddress(_Fact):

@@ -68,8 +68,8 @@ options:
       - The controller's clock in seconds since 1970, taken as late as possible, as with
         C("{{ now(utc=true).timestamp() }}").
       - RV(facts.clock.offset_s) is the node's clock, read as the first thing here, minus this. It holds the
-        time from there to here too (connection, become, start of Python; mostly 0.2 to 1.5 seconds), so a
-        right clock shows a small positive offset.
+        time from there to here too (connection, become, start of Python; 0.2 to 1.5 seconds, several on a
+        busy controller), so a right clock shows a small positive offset.
     type: float
 attributes:
   check_mode:
@@ -175,6 +175,7 @@ OPT = "/opt/ppdeploy"
 UNITS = "/etc/systemd/system"
 RANK_UNIT = "ppdeploy-rank@%s.service"
 PIPELINE_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+PYTHON_NAME = re.compile(r"python3(\.\d+)?")
 COMMAND_TIMEOUT = 15.0  # seconds; a GPU that fell off the bus keeps nvidia-smi waiting for minutes
 RESOLVE_TIMEOUT = 3.0  # seconds; a name server that is down makes getaddrinfo wait for 10 and more
 TOOLS = ("rsync", "ip", "ethtool", "iperf3", "ping", "nft", "nvidia-smi", "haproxy", "mokutil")
@@ -1035,14 +1036,15 @@ def listeners(problems: Problems, ports: set[int]) -> list[Facts]:
                 "listeners.pid",
                 f"no process that {user_name(os.geteuid())} can see has port {port} open",
             )
-        words = (read_or(f"{PROC}/{pid}/cmdline") or "").split("\0") if pid else []
+        # A server that writes a title over its command line (sshd, nginx) leaves spaces in place of zeros.
+        words = (read_or(f"{PROC}/{pid}/cmdline") or "").replace("\0", " ").split() if pid else []
         found.append(
             {
                 "port": port,
                 "address": address,
                 "pid": pid,
                 "process": read_or(f"{PROC}/{pid}/comm") if pid else None,
-                "command": (words[0] or None) if words else None,
+                "command": words[0].rstrip(":") if words else None,
                 "unit": unit_of(pid) if pid else None,
             }
         )
@@ -1050,7 +1052,7 @@ def listeners(problems: Problems, ports: set[int]) -> list[Facts]:
 
 
 def socket_owners(inodes: set[str]) -> dict[str, int]:
-    """Return the owner of each socket: the lowest process id that has it open, so a parent, not its child."""
+    """Return the owner of each socket: the lowest process id that has it open, so no child of it."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, int] = {}
     for pid in sorted(int(name) for name in list_folder(PROC) if name.isdigit()):
@@ -1126,8 +1128,12 @@ class Pythons:
     def __init__(self) -> None:
         folders = [*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin"]
         # By what a name leads to: `python3` is `python3.11`, and a virtual environment's is another's.
-        found = (p.resolve() for f in folders if f.startswith("/") for p in sorted(Path(f).glob("python3*")))
-        programs = {p for p in found if re.fullmatch(r"python3(\.\d+)?", p.name) and is_program(p)}
+        programs: set[Path] = set()
+        for folder in folders:
+            with contextlib.suppress(OSError):  # a folder of PATH that is not ours to read
+                names = [n for n in list_folder(folder) if n.startswith("python3")] if folder else []
+                found = [Path(folder, name).resolve() for name in names]
+                programs |= {p for p in found if PYTHON_NAME.fullmatch(p.name) and is_program(p)}
         own = Path(sys.executable).resolve() if sys.executable else None
         version = ".".join(str(n) for n in sys.version_info[:3])
         self.found = [{"path": str(own), "version": version}] if own in programs else []

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from ppdeploy.errors import InputError
-from ppdeploy.facts import NodeFacts, load_facts, save_facts
+from ppdeploy.facts import Clock, NodeFacts, load_facts, save_facts
 from tests.factories import make_cluster, make_facts, make_gpu, make_nic
 
 
@@ -182,3 +182,18 @@ def test_factories_keep_to_what_they_are_told() -> None:
     assert facts.disks[0].free_bytes == 3 * 1024**3 // 2
     saved = json.loads(json.dumps(returned(facts)))
     assert NodeFacts.from_module("big", saved) == facts
+
+
+@pytest.mark.parametrize(
+    ("node_time", "surely_wrong"), [(1000.0, False), (1002.9, False), (999.5, True), (1003.5, True)]
+)
+def test_a_clock_is_wrong_when_it_lies_outside_the_call(node_time: float, surely_wrong: bool) -> None:
+    clock = Clock(node_time=node_time, controller_time=1000.0, offset_s=node_time - 1000.0)
+    bounds = clock.offset_bounds(received=1003.0)
+    assert bounds is not None
+    assert bounds == pytest.approx((node_time - 1003.0, node_time - 1000.0))
+    assert (not bounds[0] <= 0 <= bounds[1]) is surely_wrong
+
+
+def test_no_controller_time_gives_no_bounds() -> None:
+    assert Clock(node_time=1.0, controller_time=None, offset_s=None).offset_bounds(2.0) is None
