@@ -29,8 +29,8 @@ def whole_pipelines(pipelines: Mapping[str, Iterable[str]], hosts: Iterable[str]
     """
     present = set(hosts)
     chosen: dict[str, list[str]] = {}
-    for name, members in pipelines.items():
-        members = list(members)
+    for name, hosts_in_order in pipelines.items():
+        members = list(hosts_in_order)
         absent = [host for host in members if host not in present]
         if absent and len(absent) < len(members):
             raise InputError(
@@ -94,7 +94,9 @@ def plan_of_play(
     for pipeline in plan.pipelines:
         text = release_json(pipeline)
         for node in pipeline.nodes:
-            slice_ = node_slice(spec.pipeline(pipeline.name), pipeline, node, typed[node.host], models[pipeline.name], text)
+            slice_ = node_slice(
+                spec.pipeline(pipeline.name), pipeline, node, typed[node.host], models[pipeline.name], text
+            )
             nodes[node.host] = slice_
     return {"plan": plan.model_dump(mode="json"), "nodes": nodes}
 

@@ -97,7 +97,10 @@ def template_values(pipeline: PipelinePlan, node: NodePlan, release: str | None 
 
     `release` is what `release_json(pipeline)` returned, given by a caller that has it at hand for all nodes.
     """
-    return {**_file_values(pipeline, node), "release_json": release_json(pipeline) if release is None else release}
+    return {
+        **_file_values(pipeline, node),
+        "release_json": release_json(pipeline) if release is None else release,
+    }
 
 
 def _file_values(pipeline: PipelinePlan, node: NodePlan) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def side_by_side(journals: Mapping[str, Sequence[str]], width: int = 200) -> str
     column = max((width - 3 * (len(journals) - 1)) // len(journals), 20)
     height = max(len(lines) for lines in journals.values())
     padded = {host: [""] * (height - len(lines)) + list(lines) for host, lines in journals.items()}
-    rows = [[host for host in padded], ["-" * column for _ in padded]]
+    rows = [list(padded), ["-" * column for _ in padded]]
     rows += [[padded[host][index] for host in padded] for index in range(height)]
     return "\n".join(" | ".join(cell[:column].ljust(column) for cell in row).rstrip() for row in rows)
 
@@ -139,7 +139,7 @@ def _usage(body: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the usage counts, or None."""
     usage = body.get("usage") or {}
     prompt, completion, total = (usage.get(key) for key in ("prompt_tokens", "completion_tokens", "total_tokens"))
-    if not all(isinstance(value, int) for value in (prompt, completion, total)):
+    if not (isinstance(prompt, int) and isinstance(completion, int) and isinstance(total, int)):
         return f"usage is incomplete: {usage}"
     if prompt < 1 or completion < 1 or prompt + completion != total:
         return f"usage does not add up: {prompt} + {completion} is not {total}"
@@ -179,7 +179,9 @@ def _stream(answer: Mapping[str, Any], whole: Mapping[str, Any]) -> Check:
         return Check(id="stream", ok=False, detail=wrong)
     if text != _text(whole):
         return Check(
-            id="stream", ok=False, detail=f"streamed text differs from the same request unstreamed: {text[:80]!r}"
+            id="stream",
+            ok=False,
+            detail=f"streamed text differs from the same request unstreamed: {text[:80]!r}",
         )
     return Check(id="stream", ok=True, detail=f"{len(events) - 1} chunks, same text as unstreamed")
 

@@ -15,7 +15,9 @@ from ppdeploy.spec import HostSpec, HostVars, PipelineSpec, PipelineVars, Spec
 from tests.factories import make_cluster
 
 
-def make_source(name: str = "tiny-llama", *, layers: int = 4, weight_bytes: int = 8_400_000, **shape: Any) -> ModelSource:
+def make_source(
+    name: str = "tiny-llama", *, layers: int = 4, weight_bytes: int = 8_400_000, **shape: Any
+) -> ModelSource:
     """Return a model folder's source; `shape` replaces fields of its ModelShape."""
     values: dict[str, Any] = {
         "architectures": ("LlamaForCausalLM",),

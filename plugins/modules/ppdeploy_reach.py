@@ -47,11 +47,11 @@ peers:
   type: dict
 """
 
-import errno  # noqa: E402  (Ansible wants the documentation strings first)
-import socket  # noqa: E402
-from concurrent.futures import ThreadPoolExecutor  # noqa: E402
+import errno
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
 
 
 def _try(source, peer, port, timeout):
@@ -61,13 +61,13 @@ def _try(source, peer, port, timeout):
         try:
             sock.bind((source, 0))
         except OSError as error:
-            return False, "the address %s is not on this host (%s)" % (source, error.strerror)
+            return False, f"the address {source} is not on this host ({error.strerror})"
         try:
             sock.connect((peer, port))
         except ConnectionRefusedError:
             return True, "refused"
         except socket.timeout:
-            return False, "no answer in %g s" % timeout
+            return False, f"no answer in {timeout:g} s"
         except OSError as error:
             return False, error.strerror or errno.errorcode.get(error.errno or 0, str(error))
         return True, "connected"
@@ -89,16 +89,20 @@ def main():
         seen = dict(
             zip(
                 params["peers"],
-                pool.map(lambda peer: _try(params["source"], peer, params["port"], params["timeout"]), params["peers"]),
+                pool.map(
+                    lambda peer: _try(params["source"], peer, params["port"], params["timeout"]),
+                    params["peers"],
+                ),
             )
         )
-    silent = ["%s (%s)" % (peer, said) for peer, (answered, said) in seen.items() if not answered]
+    silent = [f"{peer} ({said})" for peer, (answered, said) in seen.items() if not answered]
     results = {peer: said for peer, (answered, said) in seen.items()}
     if silent:
         module.fail_json(
-            msg="fabric peers cannot be reached from %s on port %d: %s. Check cable, subnet and firewall between them, or "
-            "name another NIC with ppdeploy_fabric_interface or ppdeploy_fabric_subnet."
-            % (params["source"], params["port"], ", ".join(silent)),
+            msg="fabric peers cannot be reached from {} on port {}: {}. Check cable, subnet and firewall between them, or "
+            "name another NIC with ppdeploy_fabric_interface or ppdeploy_fabric_subnet.".format(
+                params["source"], params["port"], ", ".join(silent)
+            ),
             peers=results,
         )
     module.exit_json(changed=False, peers=results)

@@ -70,16 +70,16 @@ ready:
   type: bool
 """
 
-import json  # noqa: E402  (Ansible wants the documentation strings first)
-import re  # noqa: E402
-import subprocess  # noqa: E402
-import threading  # noqa: E402
-import time  # noqa: E402
-import urllib.error  # noqa: E402
-import urllib.request  # noqa: E402
-from pathlib import Path  # noqa: E402
+import json
+import re
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
 
 PROMPT = "The head of the pipeline says hello to"
 # Each start logs one such line (vLLM 0.32 and 0.33, parallel_state.py, initialize_model_parallel).
@@ -107,8 +107,8 @@ def _request(url, body=None, timeout=60):
 
 def _unit_state(unit):
     names = "ActiveState,SubState,NRestarts,MainPID,InvocationID,Result"
-    done = subprocess.run(  # noqa: S603
-        ["systemctl", "show", unit, "--property", names],  # noqa: S607
+    done = subprocess.run(
+        ["systemctl", "show", unit, "--property", names],
         capture_output=True,
         text=True,
         check=False,
@@ -122,7 +122,7 @@ def _journal(unit, invocation, lines):
     command = ["journalctl", "--no-pager", "--output=cat"]
     if lines:
         command += ["--lines", str(lines)]
-    done = subprocess.run(command + match, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603
+    done = subprocess.run(command + match, capture_output=True, text=True, errors="replace", check=False)
     return done.stdout.splitlines()
 
 
@@ -138,12 +138,20 @@ def _wait(params):
         state = _unit_state(params["unit"])
         restarts = int(state.get("NRestarts") or 0) - first
         if restarts >= RESTARTS_THAT_END_THE_WAIT:
-            return {"ready": False, "seconds": waited, "reason": "the rank died %d times while starting" % restarts}
+            return {
+                "ready": False,
+                "seconds": waited,
+                "reason": f"the rank died {restarts} times while starting",
+            }
         if state.get("ActiveState") in ("failed", "inactive"):
             return {"ready": False, "seconds": waited, "reason": "the unit is " + state["ActiveState"]}
         if waited > params["timeout"]:
-            last = answer.get("error") or "HTTP %s" % answer.get("status")
-            return {"ready": False, "seconds": waited, "reason": "no 200 from /health in %d s, last: %s" % (waited, last)}
+            last = answer.get("error") or "HTTP {}".format(answer.get("status"))
+            return {
+                "ready": False,
+                "seconds": waited,
+                "reason": f"no 200 from /health in {waited:.0f} s, last: {last}",
+            }
         time.sleep(0.5)
 
 
@@ -164,7 +172,7 @@ def _ask(params):
     together = [None] * params["concurrency"]
 
     def one(index):
-        together[index] = _request(url + "/v1/completions", dict(complete, prompt="%s %d" % (PROMPT, index)), timeout)
+        together[index] = _request(url + "/v1/completions", dict(complete, prompt=f"{PROMPT} {index}"), timeout)
 
     started = time.monotonic()
     threads = [threading.Thread(target=one, args=(index,)) for index in range(params["concurrency"])]
@@ -172,7 +180,12 @@ def _ask(params):
         thread.start()
     for thread in threads:
         thread.join()
-    return {"answers": answers, "together": together, "together_seconds": time.monotonic() - started, "prompt": PROMPT}
+    return {
+        "answers": answers,
+        "together": together,
+        "together_seconds": time.monotonic() - started,
+        "prompt": PROMPT,
+    }
 
 
 def _counters(interface):

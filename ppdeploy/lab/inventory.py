@@ -73,9 +73,7 @@ class LabInventory:
                 host: {
                     "ansible_host": network.management_address(int(host.removeprefix("node"))),
                     # The hosts share this machine's cores: ranks on one core are ten times slower.
-                    "ppdeploy_omp_threads_bind": str(
-                        (int(host.removeprefix("node")) - 1) % (os.cpu_count() or 1)
-                    ),
+                    "ppdeploy_omp_threads_bind": str((int(host.removeprefix("node")) - 1) % (os.cpu_count() or 1)),
                     **self.host_vars.get(host, {}),
                 }
                 for host in pipeline.hosts
@@ -94,6 +92,8 @@ class LabInventory:
             "ppdeploy_device": "cpu",
             "ppdeploy_max_model_len": 1024,
             "ppdeploy_kv_cache_gib": 1,
+            # Both NICs of a lab host are veth pairs and say the same speed, so the plan would refuse to guess.
+            "ppdeploy_fabric_subnet": network.FABRIC_SUBNET,
             "ppdeploy_vllm_args": json.loads(json.dumps(CPU_VLLM_ARGS)),
         }
         if self.wheelhouse:

@@ -16,6 +16,8 @@ GATEWAY = "198.18.0.1"
 FABRIC_OBSERVER = "198.18.1.1"
 """An address of the controller on the fabric, so that a test can knock there as a stranger."""
 
+FABRIC_SUBNET = "198.18.1.0/24"
+
 _RATE = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(bit|kbit|mbit|gbit)")
 
 
@@ -73,9 +75,7 @@ def exists(namespace: Path) -> bool:
 
 def _mounts_below(folder: Path) -> list[str]:
     """Return the mount points at or below `folder`, the innermost first."""
-    points = [
-        line.split()[4] for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
-    ]
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()]
     return [point for point in reversed(points) if point == str(folder) or point.startswith(f"{folder}/")]
 
 

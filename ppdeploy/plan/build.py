@@ -86,7 +86,15 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
         subnet=str(wants.fabric_subnet) if wants.fabric_subnet else None,
         allow_wireless=wants.fabric_allow_wireless,
     )
-    environment = _environment(spec, facts)
+    lock = _environment(spec, facts)
+    environment = Environment(
+        vllm_version=lock.vllm_version,
+        torch_version=lock.torch_version,
+        lock=lock.path.name,
+        lock_digest=lock.digest,
+        python=lock.python,
+        directory=f"{ROOT}/venvs/{lock.directory_name}",
+    )
     model = Model(
         name=source.name,
         kind=source.kind,
@@ -97,7 +105,7 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
         dtype=source.shape.dtype or "unknown",
         weight_bytes=source.shape.weight_bytes,
         manifest_digest=source.manifest.digest,
-        directory=f"{wants.models_dir}/{source.name}-{source.manifest.digest[:12]}",
+        directory=f"{wants.models_dir}/{source.directory_name}",
     )
     served = wants.served_model_name or source.name
     nodes = []
@@ -146,7 +154,7 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
                 nccl_env=nccl_env(fabric[host.name].interface),
                 peers=tuple(fabric[other].address for other in hosts if other != host.name),
                 ports=(wants.api_port, wants.master_port) if rank == 0 else (),
-                files=_files(spec.name),
+                files=_files(),
                 work=Work(
                     install_venv=not _venv_installed(facts[host.name], environment),
                     place_model=not _model_placed(facts[host.name], model),
@@ -172,39 +180,46 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
         api_port=wants.api_port,
         start_timeout=wants.start_timeout,
         nodes=tuple(nodes),
-        findings=tuple(_findings(spec, layout, facts, nodes, environment, model)),
+        findings=tuple(_findings(spec, layout, facts, nodes, lock, model)),
     )
 
 
-def _environment(spec: PipelineSpec, facts: Mapping[str, NodeFacts]) -> Environment:
-    """Choose the lock: of the pinned vLLM version, for a Python that every node has."""
+def _environment(spec: PipelineSpec, facts: Mapping[str, NodeFacts]) -> locks.Lock:
+    """Choose the lock: of the wanted vLLM version, for the newest Python that every node has and a lock is for."""
     wants = spec.vars
     version = wants.vllm_version or locks.default_version(wants.device)
+    if not locks.is_tested(wants.device, version) and not wants.allow_untested_version:
+        raise InputError(
+            f"vLLM {version} was not tested with ppdeploy on {wants.device}",
+            where=f"pipeline {spec.name}, ppdeploy_vllm_version",
+            remedy=f"use {locks.default_version(wants.device)}, or set ppdeploy_allow_untested_version: true",
+        )
     machine = facts[spec.hosts[0].name].os.machine
-    common = set.intersection(*(_minors(facts[host.name]) for host in spec.hosts))
-    found = locks.find(
-        device=wants.device,
-        version=version,
-        machine=machine,
-        pythons=sorted(common, key=Version),
-        allow_untested=wants.allow_untested_version,
-        pipeline=spec.name,
-    )
-    return Environment(
-        vllm_version=found.vllm_version,
-        torch_version=found.torch_version,
-        lock=found.path.name,
-        lock_digest=found.digest,
-        python=found.python,
-        directory=f"{ROOT}/venvs/{found.digest[:16]}",
-    )
+    have = {host.name: _minors(facts[host.name]) for host in spec.hosts}
+    common = sorted(set.intersection(*have.values()), key=Version, reverse=True)
+    made_for = {
+        lock.python
+        for lock in locks.available()
+        if (lock.device, lock.vllm_version, lock.machine) == (wants.device, version, machine)
+    }
+    python = next((minor for minor in common if minor in made_for), None)
+    if python is None and made_for:
+        listed = "; ".join(
+            f"{host} has {', '.join(sorted(minors, key=Version)) or 'none'}" for host, minors in have.items()
+        )
+        raise BlockedError(
+            f"the nodes have no Python in common that vLLM {version} is locked for ({listed})",
+            where=f"pipeline {spec.name}",
+            remedy=f"install Python {' or '.join(sorted(made_for, key=Version))} on every node",
+        )
+    return locks.find(wants.device, version, python or "3.12", machine)
 
 
 def _minors(facts: NodeFacts) -> set[str]:
     return {".".join(python.version.split(".")[:2]) for python in facts.pythons}
 
 
-def _files(pipeline: str) -> tuple[PlannedFile, ...]:
+def _files() -> tuple[PlannedFile, ...]:
     """Return the files of a node; the release folder's path is known only by its digest, so theirs are relative."""
     release = [PlannedFile(path=name, template=template) for name, template in RELEASE_FILES.items()]
     return (
@@ -215,7 +230,7 @@ def _files(pipeline: str) -> tuple[PlannedFile, ...]:
 
 
 def _venv_installed(facts: NodeFacts, environment: Environment) -> bool:
-    name = environment.lock_digest[:16]
+    name = environment.directory.rsplit("/", 1)[1]
     return any(venv.name == name and venv.marker is not None for venv in facts.venvs)
 
 
@@ -231,7 +246,7 @@ def _findings(
     layout: Layout,
     facts: Mapping[str, NodeFacts],
     nodes: Sequence[NodePlan],
-    environment: Environment,
+    lock: locks.Lock,
     model: Model,
 ) -> list[Finding]:
     wants = spec.vars
@@ -240,7 +255,7 @@ def _findings(
             Situation(
                 pipeline=spec.name,
                 device=wants.device,
-                vllm_version=Version(environment.vllm_version),
+                vllm_version=Version(lock.vllm_version),
                 nodes=len(nodes),
                 tensor_parallel_size=layout.tensor_parallel_size,
                 pipeline_parallel_size=layout.pipeline_parallel_size,
@@ -257,13 +272,13 @@ def _findings(
             device=wants.device,
             facts=facts[node.host],
             node_rank=node.node_rank,
-            python=environment.python,
+            python=lock.python,
             master_port=wants.master_port,
             api_port=wants.api_port,
             rank_memory_bytes=rank_memory_bytes(
                 node, layers=model.layers, weight_bytes=model.weight_bytes, kv_bytes=kv_bytes
             ),
-            venv_missing=node.work.install_venv,
+            venv_bytes_missing=lock.installed_bytes + lock.download_bytes if node.work.install_venv else 0,
             model_bytes_missing=model.weight_bytes if node.work.place_model else 0,
             models_dir=wants.models_dir,
             unit=node.unit,

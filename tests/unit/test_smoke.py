@@ -23,7 +23,11 @@ def answer(body: dict[str, Any], status: int = 200) -> dict[str, Any]:
 
 def stream(*texts: str, end: str = "data: [DONE]\n\n") -> dict[str, Any]:
     chunks = [{"choices": [{"text": text}]} for text in texts] + [{"choices": [], "usage": USAGE}]
-    return {"status": 200, "body": "".join(f"data: {json.dumps(c)}\n\n" for c in chunks) + end, "seconds": 0.5}
+    return {
+        "status": 200,
+        "body": "".join(f"data: {json.dumps(c)}\n\n" for c in chunks) + end,
+        "seconds": 0.5,
+    }
 
 
 def healthy() -> dict[str, Any]:
@@ -94,7 +98,10 @@ def fault(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (fault("ask.answers.stream", stream("a ", "pod")), "differs from the same request unstreamed"),
         (fault("ask.answers.stream", stream("a ", "node", end="")), "did not end with"),
         (
-            fault("ask.answers.completion", answer({"choices": [{"text": "a node"}], "usage": {**USAGE, "total_tokens": 5}})),
+            fault(
+                "ask.answers.completion",
+                answer({"choices": [{"text": "a node"}], "usage": {**USAGE, "total_tokens": 5}}),
+            ),
             "usage does not add up",
         ),
         (fault("ask.together", [answer({"error": "x"}, 503)]), "concurrent: 1 of 1 failed: HTTP 503"),
@@ -114,7 +121,10 @@ def test_each_fault_is_named(pipeline: PipelinePlan, change: Callable[[dict[str,
 
 
 def test_a_head_that_never_answers_is_named_with_its_reason(pipeline: PipelinePlan) -> None:
-    seen = healthy() | {"wait": {"ready": False, "seconds": 9.0, "reason": "the rank died 3 times"}, "ask": {}}
+    seen = healthy() | {
+        "wait": {"ready": False, "seconds": 9.0, "reason": "the rank died 3 times"},
+        "ask": {},
+    }
     report = judge(pipeline, **seen)
     assert report.failures() == ["health: the rank died 3 times"]
 
