@@ -65,8 +65,8 @@ options:
         required: true
   controller_time:
     description:
-      - The controller's clock in seconds since 1970, taken as late as possible, as with
-        C("{{ now(utc=true).timestamp() }}").
+      - The controller's clock in seconds since 1970, taken as late as possible, as the template in the example
+        does.
       - RV(facts.clock.offset_s) is the node's clock, read as the first thing here, minus this. It holds the
         time from there to here too (connection, become, start of Python; 0.2 to 1.5 seconds, several on a
         busy controller), so a right clock shows a small positive offset.
@@ -314,9 +314,7 @@ class Command:
         """Return standard output; raise UnreadableError with what the program said when it failed."""
         status, out, err = self.finish()
         if status != 0:
-            raise UnreadableError(
-                f"{self.name} failed with exit status {status}: {one_line(err.strip() or out)}"
-            )
+            raise UnreadableError(f"{self.name} failed with exit status {status}: {one_line(err.strip() or out)}")
         return out
 
 
@@ -337,9 +335,7 @@ def one_line(text: str) -> str:
 
 def find_tool(name: str) -> str | None:
     """Return the path of a program, also where a login without /sbin in its PATH would not look."""
-    return shutil.which(
-        name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin"
-    )
+    return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin")
 
 
 def read(path: str) -> str:
@@ -425,9 +421,7 @@ class Resolver:
         if self.error is not None:
             raise UnreadableError(self.error)
         if self.answer is None:
-            raise UnreadableError(
-                f"resolving the host's own name {self.hostname} took over {RESOLVE_TIMEOUT:.0f} s"
-            )
+            raise UnreadableError(f"resolving the host's own name {self.hostname} took over {RESOLVE_TIMEOUT:.0f} s")
         return [{"address": a, "loopback": ipaddress.ip_address(a).is_loopback} for a in self.answer]
 
 
@@ -652,9 +646,7 @@ def query_gpus(fields: tuple[str, ...]) -> Command:
 
 def query_processes() -> Command:
     """Start nvidia-smi with a query for the processes that compute."""
-    return Command(
-        "nvidia-smi", f"--query-compute-apps={','.join(PROCESS_FIELDS)}", "--format=csv,noheader,nounits"
-    )
+    return Command("nvidia-smi", f"--query-compute-apps={','.join(PROCESS_FIELDS)}", "--format=csv,noheader,nounits")
 
 
 def gpu_rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str | None]]:
@@ -704,19 +696,20 @@ def gpus(problems: Problems, query: Command, processes: Command, main_memory_mib
     users = problems.guard("gpus.processes", gpu_processes, processes) or {}
     found = []
     for row in rows:
-        index, total, uuid = to_int(row.get("index")), to_int(row.get("memory.total")), row.get("uuid")
-        if index is None or uuid is None:
-            raise UnreadableError(f"nvidia-smi names a GPU without index or UUID: {row}")
+        total = to_int(row.get("memory.total"))
+        absent = [field for field in ("index", "uuid", "name", "driver_version") if not row.get(field)]
+        if absent:
+            raise UnreadableError(f"nvidia-smi does not say the {', '.join(absent)} of a GPU")
         found.append(
             {
-                "index": index,
-                "uuid": uuid,
-                "name": row.get("name") or "unknown",
+                "index": to_int(row["index"]),
+                "uuid": row["uuid"],
+                "name": row["name"],
                 # GB10 and Jetson share main memory, and nvidia-smi gives no size for it.
                 "memory_total_mib": main_memory_mib if total is None else total,
                 "memory_shared": total is None,
                 "memory_used_mib": to_int(row.get("memory.used")),
-                "driver_version": row.get("driver_version") or "unknown",
+                "driver_version": row["driver_version"],
                 "compute_capability": row.get("compute_cap"),
                 "pci_address": row.get("pci.bus_id"),
                 "pcie_gen_current": to_int(row.get("pcie.link.gen.current")),
@@ -727,7 +720,7 @@ def gpus(problems: Problems, query: Command, processes: Command, main_memory_mib
                 "ecc_uncorrected": to_int(row.get("ecc.errors.uncorrected.volatile.total")),
                 "persistence_mode": on_off(row.get("persistence_mode")),
                 "mig_enabled": on_off(row.get("mig.mode.current")),
-                "processes": users.get(uuid, []),
+                "processes": users.get(row["uuid"] or "", []),
             }
         )
     return found
@@ -1217,9 +1210,7 @@ def pipeline(name: str, units: dict[str, Facts]) -> Facts:
     for digest in list_folder(f"{base}/releases"):
         folder = f"{base}/releases/{digest}"
         if is_folder(folder):
-            releases.append(
-                {"digest": digest, "files": file_states(f"{folder}/{f}" for f in list_folder(folder))}
-            )
+            releases.append({"digest": digest, "files": file_states(f"{folder}/{f}" for f in list_folder(folder))})
     unit = RANK_UNIT % name
     drop_ins = f"{UNITS}/{unit}.d"
     ours = [f"{UNITS}/{RANK_UNIT % ''}", *(f"{drop_ins}/{f}" for f in list_folder(drop_ins))]
@@ -1280,7 +1271,7 @@ def model(base: str, name: str) -> Facts:
     unverified: Facts = {"name": name, "digest": None, "verified": False, "size_bytes": None}
     try:
         manifest = json.loads(read(f"{folder}/{MANIFEST}"))
-        files = manifest_files(manifest)
+        files = {item["path"]: item for item in manifest["files"]}
         digest = manifest.get("digest")
         size = sum(entry["size"] for entry in files.values())
     except FileNotFoundError:
@@ -1297,14 +1288,6 @@ def model(base: str, name: str) -> Facts:
         "deviation": deviation,
         "size_bytes": size,
     }
-
-
-def manifest_files(manifest: Any) -> dict[str, Facts]:
-    """Return the manifest's files by name; they are a map, or a list of entries with a `path`."""
-    files = manifest["files"]
-    if isinstance(files, dict):
-        return dict(files)
-    return {entry["path"]: entry for entry in files}
 
 
 def differs(folder: str, name: str, recorded: Facts) -> str | None:
@@ -1344,9 +1327,7 @@ def wrong_argument(params: Facts) -> str | None:
             if not path.startswith("/") or "\0" in path:
                 return f"{option}: {path!r} is not an absolute path: give the whole path on the host"
     if not params["models_dir"].startswith("/"):
-        return (
-            f"models_dir: {params['models_dir']!r} is not an absolute path: give the whole path on the host"
-        )
+        return f"models_dir: {params['models_dir']!r} is not an absolute path: give the whole path on the host"
     for port in params["ports"]:
         if not 0 < port < 65536:
             return f"ports: {port} is not a TCP port: give a number from 1 to 65535"
@@ -1366,9 +1347,7 @@ def collect(params: Facts) -> Facts:
     gpu_query, process_query = query_gpus(GPU_FIELDS), query_processes()
     # Without systemd as process 1 systemctl only complains.
     systemd = is_folder("/run/systemd/system")
-    manager = (
-        Command("systemctl", "show", "--no-pager", "--property=Version,SystemState") if systemd else None
-    )
+    manager = Command("systemctl", "show", "--no-pager", "--property=Version,SystemState") if systemd else None
     units = query_units(params["pipelines"]) if systemd and params["pipelines"] else None
     addresses = Command("ip", "-details", "-json", "address", "show")
     peers = PeerQuery([peer["address"] for peer in params["peers"]]) if params["peers"] else None
@@ -1389,9 +1368,7 @@ def collect(params: Facts) -> Facts:
         "sysctl": guard("sysctl", sysctl) or {"ip_local_port_range": None, "ip_local_reserved_ports": None},
         "tools": {name: find_tool(name) for name in TOOLS},
         "disks": [d for d in (guard("disks", room, path) for path in params["paths"]) if d],
-        "listeners": guard("listeners", listeners, problems, set(params["ports"])) or []
-        if params["ports"]
-        else [],
+        "listeners": guard("listeners", listeners, problems, set(params["ports"])) or [] if params["ports"] else [],
         "files": {path: guard("files", file_state, path) for path in params["files"]},
         "venvs": guard("venvs", venvs) or [] if params["venvs"] else [],
         "models": guard("models", models, params["models_dir"]) or [] if params["models"] else [],
@@ -1413,9 +1390,7 @@ def collect(params: Facts) -> Facts:
     if not facts["gpus"] and without:
         # The usual case on a fresh machine, and the reason above only says what was not found.
         driver = without[0]["driver"] or "no driver"
-        problems.add(
-            "gpus.driver", f"an NVIDIA card is at {without[0]['address']} on the PCI bus, with {driver}"
-        )
+        problems.add("gpus.driver", f"an NVIDIA card is at {without[0]['address']} on the PCI bus, with {driver}")
     facts["nvidia_driver"] = nvidia_driver(problems, facts["gpus"])
     facts["identity"] = {
         "hostname": hostname,

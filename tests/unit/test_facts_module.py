@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from plugins.modules import ppdeploy_facts as module
+from plugins.modules import ppdeploy_weights as weights
 
 DATA = Path(__file__).parent / "facts_data"
 
@@ -62,9 +63,7 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 # ---- GPUs
 
 
-def read_gpus(
-    out: str, status: int = 0, processes: str = ""
-) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+def read_gpus(out: str, status: int = 0, processes: str = "") -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     problems = module.Problems()
     found = problems.guard("gpus", module.gpus, problems, said(out, status=status), said(processes), 64000)
     return found or [], problems.found
@@ -145,6 +144,7 @@ def test_a_damaged_inforom_is_a_problem_beside_the_card() -> None:
             18,
             "tool failed with exit status 18: Failed to initialize NVML: Driver/library version mismatch",
         ),
+        ("0, [N/A], " + "0, " * 13 + "H200\n", 0, "nvidia-smi does not say the uuid of a GPU"),
         ("0, GPU-1\n", 0, "nvidia-smi printed a line that is not of the table: 0, GPU-1"),
     ],
 )
@@ -237,9 +237,7 @@ def test_without_ip_the_interfaces_remain(plant: Any, kinds_known: bool) -> None
     found = {nic["name"]: nic for nic in module.nics(problems, command)}
     assert len(found) == 8
     if not kinds_known:
-        assert problems.found == [
-            {"fact": "nics.addresses", "reason": "tool failed with exit status 1: boom"}
-        ]
+        assert problems.found == [{"fact": "nics.addresses", "reason": "tool failed with exit status 1: boom"}]
         assert (found["vx0"]["kind"], found["tun0"]["kind"], found["host0"]["addresses"]) == (
             "tunnel",
             "tun",
@@ -271,9 +269,7 @@ def test_hardware_is_told_by_its_bus_and_its_kind(plant: Any) -> None:
     plant(hardware("broken0", "pci0000:00/0000:00:02.0", mtu="many"))
     problems = module.Problems()
     nics = {nic["name"]: nic for nic in module.nics(problems, said("[]"))}
-    assert {
-        n: (v["kind"], v["virtual"], v["wireless"], v["usb"], v["speed_mbit"]) for n, v in nics.items()
-    } == {
+    assert {n: (v["kind"], v["virtual"], v["wireless"], v["usb"], v["speed_mbit"]) for n, v in nics.items()} == {
         "eno1": ("ethernet", False, False, False, 2500),
         "enx1": ("ethernet", False, False, True, None),
         "wlp3s0": ("ethernet", False, True, False, None),
@@ -317,9 +313,7 @@ def test_half_an_answer_of_ip_is_no_traceback() -> None:
 def test_a_peer_without_route_has_the_kernels_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     routes = said(recorded("ip_route_batch.out"), recorded("ip_route_batch.err"), 1)
     neighbours = said('[{"dst": "198.18.0.12", "dev": "host0", "state": ["FAILED"]}]')
-    monkeypatch.setattr(
-        module, "Command", lambda *argv, **_options: routes if "-batch" in argv else neighbours
-    )
+    monkeypatch.setattr(module, "Command", lambda *argv, **_options: routes if "-batch" in argv else neighbours)
     query = module.PeerQuery(["198.18.0.12", "10.9.9.9", "2001:db8::1"])
     problems = module.Problems()
     near, far, none = query.answer(problems)
@@ -363,9 +357,7 @@ def test_a_listener_is_named_with_its_owner(family: socket.AddressFamily) -> Non
         (found,) = module.listeners(problems, {port})
     assert (found["port"], found["address"], found["pid"]) == (port, address, os.getpid())
     assert found["process"] == Path("/proc/self/comm").read_text(encoding="utf-8").strip()
-    assert (
-        found["command"] == Path("/proc/self/cmdline").read_text(encoding="utf-8").split("\0")[0].split()[0]
-    )
+    assert found["command"] == Path("/proc/self/cmdline").read_text(encoding="utf-8").split("\0")[0].split()[0]
     assert problems.found == []
 
 
@@ -538,9 +530,7 @@ def test_the_state_of_a_file_a_folder_and_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("rank.env")
     state = module.file_state(str(file))
     assert state is not None
-    digest = subprocess.run(
-        ["sha256sum", file], check=True, capture_output=True, encoding="ascii"
-    ).stdout.split()[0]
+    digest = subprocess.run(["sha256sum", file], check=True, capture_output=True, encoding="ascii").stdout.split()[0]
     assert (state["type"], state["mode"], state["size"], state["sha256"]) == ("file", "0640", 4, digest)
     assert state["owner"] == module.user_name(os.getuid())
     link = module.file_state(str(tmp_path / "link"))
@@ -563,13 +553,9 @@ def test_a_pipeline_on_the_host(plant: Any) -> None:
             f"/opt/tiny/releases/{RELEASE}/release.json": "{}\n",
             "/opt/tiny/current": {"link": f"releases/{RELEASE}"},
             "/units/ppdeploy-rank@.service": "[Service]\n",
-            "/units/ppdeploy-rank@tiny.service.d/release.conf": {
-                "link": "/opt/ppdeploy/tiny/current/rank.conf"
-            },
+            "/units/ppdeploy-rank@tiny.service.d/release.conf": {"link": "/opt/ppdeploy/tiny/current/rank.conf"},
             "/units/ppdeploy-rank@other.service.d/release.conf": "",
-            "/units/multi-user.target.wants/ppdeploy-rank@tiny.service": {
-                "link": "../ppdeploy-rank@.service"
-            },
+            "/units/multi-user.target.wants/ppdeploy-rank@tiny.service": {"link": "../ppdeploy-rank@.service"},
         }
     )
     found = module.pipeline("tiny", {})
@@ -632,24 +618,34 @@ def test_a_venv_is_known_by_marker_and_metadata(plant: Any) -> None:
     assert (half["marker"], half["python"], half["packages"]) == (None, None, {})
 
 
-def write_model(folder: Path, *, as_list: bool = False) -> None:
+def write_model(folder: Path) -> None:
     """A model folder with a manifest that is true."""
     folder.mkdir()
-    entries = {}
+    files = []
     for name in ("config.json", "model.safetensors"):
         (folder / name).write_text(name, encoding="utf-8")
         about = (folder / name).stat()
-        entries[name] = {"size": about.st_size, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino}
-    files: Any = [{"path": name, **entry} for name, entry in entries.items()] if as_list else entries
+        recorded = {"size": about.st_size, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino}
+        files.append({"path": name, "sha256": module.sha256(str(folder / name)), **recorded})
     (folder / module.MANIFEST).write_text(json.dumps({"digest": "d" * 64, "files": files}), encoding="utf-8")
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-def test_a_model_as_it_was_checked_is_verified(tmp_path: Path, as_list: bool) -> None:
-    write_model(tmp_path / "tiny", as_list=as_list)
+def test_a_model_as_it_was_checked_is_verified(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny")
     assert module.models(str(tmp_path)) == [
         {"name": "tiny", "digest": "d" * 64, "verified": True, "deviation": None, "size_bytes": 28}
     ]
+
+
+def test_what_the_weights_module_records_is_what_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    entry = weights.Entry("config.json", 2, module.sha256(str(folder / "config.json")), None)
+    record = weights.check_file(folder, entry)
+    assert record is not None
+    (folder / weights.MANIFEST).write_text(json.dumps({"digest": "d", "files": [record]}), encoding="utf-8")
+    assert module.model(str(tmp_path), "tiny")["verified"] is True
 
 
 def test_each_way_to_change_a_model_is_named(tmp_path: Path) -> None:
@@ -673,6 +669,4 @@ def test_each_way_to_change_a_model_is_named(tmp_path: Path) -> None:
     assert found["inode"]["deviation"].startswith("config.json: inode is ")
     assert found["gone"]["deviation"] == "model.safetensors: No such file or directory"
     assert found["manifest"]["deviation"] == ".ppdeploy-manifest.json is damaged"
-    assert (
-        found["unfinished"]["deviation"] == ".ppdeploy-manifest.json is missing: the copy was never finished"
-    )
+    assert found["unfinished"]["deviation"] == ".ppdeploy-manifest.json is missing: the copy was never finished"
