@@ -533,9 +533,7 @@ class NodeFacts(_Fact):
             # By way of JSON: Ansible's own string and mapping types become plain ones.
             text = json.dumps(raw)
         except (TypeError, ValueError) as error:
-            raise InputError(
-                f"its facts are not plain data: {error}", where=f"host {host}", remedy=_RETRY
-            ) from error
+            raise InputError(f"its facts are not plain data: {error}", where=f"host {host}", remedy=_RETRY) from error
         return _validated(f"host {host}", text)
 
     def nic(self, name: str) -> Nic | None:
@@ -548,9 +546,7 @@ class NodeFacts(_Fact):
 
     def problem(self, fact: str) -> str | None:
         """Return why `fact`, or a part of it, could not be read; None when it could."""
-        return next(
-            (p.reason for p in self.problems if p.fact == fact or p.fact.startswith(fact + ".")), None
-        )
+        return next((p.reason for p in self.problems if p.fact == fact or p.fact.startswith(fact + ".")), None)
 
 
 _RETRY: Final = "run `ppdeploy check` on this host to see what it answers"
@@ -621,9 +617,7 @@ def load_facts(path: Path) -> dict[str, NodeFacts]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(
-            f"the facts file cannot be read: {error.strerror}", where=str(path), remedy=remedy
-        ) from error
+        raise InputError(f"the facts file cannot be read: {error.strerror}", where=str(path), remedy=remedy) from error
     except ValueError as error:
         raise InputError(f"the facts file is not JSON: {error}", where=str(path), remedy=remedy) from error
     hosts = document.get("hosts") if isinstance(document, dict) else None

@@ -116,9 +116,7 @@ def make_nic(
         "usb": False,
         "master": None,
         "parent": None,
-        "counters": NicCounters(
-            rx_errors=0, rx_crc_errors=0, rx_dropped=0, tx_errors=0, tx_dropped=0, collisions=0
-        ),
+        "counters": NicCounters(rx_errors=0, rx_crc_errors=0, rx_dropped=0, tx_errors=0, tx_dropped=0, collisions=0),
     }
     return Nic(**{**values, **changes})
 
@@ -127,9 +125,7 @@ def make_address(text: str) -> NicAddress:
     """Return the NicAddress of `ADDRESS/PREFIX`, with the scope that the kernel would give it."""
     address, prefix = text.split("/")
     scope = "host" if address.startswith("127.") or address == "::1" else "global"
-    return NicAddress(
-        address=address, prefix=int(prefix), scope="link" if address.startswith("fe80:") else scope
-    )
+    return NicAddress(address=address, prefix=int(prefix), scope="link" if address.startswith("fe80:") else scope)
 
 
 def loopback() -> Nic:
@@ -183,9 +179,7 @@ def make_facts(
     """
     management = management or f"192.0.2.{10 + number}/24"
     fabric = fabric or f"198.51.100.{10 + number}/24"
-    cards = (
-        tuple(make_gpu(i, gpu, driver=driver) for i in range(gpus)) if isinstance(gpus, int) else tuple(gpus)
-    )
+    cards = tuple(make_gpu(i, gpu, driver=driver) for i in range(gpus)) if isinstance(gpus, int) else tuple(gpus)
     own = (
         make_nic("eno1", management, speed_mbit=management_speed_mbit, mtu=mtu, driver="igc"),
         make_nic(fabric_name, fabric, index=3, speed_mbit=fabric_speed_mbit, mtu=mtu),
@@ -229,13 +223,9 @@ def make_facts(
             flags=("avx2", "avx512f") if machine == "x86_64" else ("asimd",),
             numa=(NumaNode(node=0, cpus=f"0-{2 * cores - 1}", memory_bytes=total),),
         ),
-        "memory": Memory(
-            total_bytes=total, available_bytes=int(total * 0.9), swap_total_bytes=0, swap_free_bytes=0
-        ),
+        "memory": Memory(total_bytes=total, available_bytes=int(total * 0.9), swap_total_bytes=0, swap_free_bytes=0),
         "gpus": cards,
-        "nvidia_driver": NvidiaDriver(version=driver, cuda_version="13.0", module_version=driver)
-        if cards
-        else None,
+        "nvidia_driver": NvidiaDriver(version=driver, cuda_version="13.0", module_version=driver) if cards else None,
         "pci_accelerators": tuple(
             PciAccelerator(
                 address=(c.pci_address or "")[4:].lower(),
@@ -247,9 +237,7 @@ def make_facts(
             for c in cards
         ),
         "nics": all_nics,
-        "default_routes": (
-            DefaultRoute(family=4, interface=all_nics[1].name, gateway="192.0.2.1", metric=0),
-        ),
+        "default_routes": (DefaultRoute(family=4, interface=all_nics[1].name, gateway="192.0.2.1", metric=0),),
         "peer_routes": (),
         "rdma_devices": (),
         "sysctl": Sysctl(ip_local_port_range=(32768, 60999), ip_local_reserved_ports=""),

@@ -165,9 +165,7 @@ def test_the_loopback_trap_is_seen() -> None:
         ("unknown", False, False),
     ],
 )
-def test_a_nic_that_never_says_up_counts_by_its_carrier(
-    operstate: str, carrier: bool | None, up: bool
-) -> None:
+def test_a_nic_that_never_says_up_counts_by_its_carrier(operstate: str, carrier: bool | None, up: bool) -> None:
     assert make_nic(operstate=operstate, carrier=carrier).up is up
 
 
