@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ppdeploy.run.redact import Redactor
 from ppdeploy.run.result import Failure, HostStats, RunResult, Status
 from ppdeploy.run.sentences import failure_sentence
 
@@ -24,6 +25,7 @@ StepKind = Literal[
     "ignored",
     "unreachable",
     "retry",
+    "diff",
     "warning",
 ]
 
@@ -52,8 +54,17 @@ class Step:
 class EventReader:
     """Takes every event of one run; calls `show` for each step and builds the result at the end."""
 
-    def __init__(self, show: Callable[[Step], None], *, keep: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        show: Callable[[Step], None],
+        *,
+        keep: Collection[str] = (),
+        redactor: Redactor | None = None,
+        addresses: Mapping[str, str] | None = None,
+    ) -> None:
+        self._addresses = addresses or {}
         self._show = show
+        self._redactor = redactor or Redactor()
         self._keep = frozenset(keep)
         self._results: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
@@ -79,18 +90,22 @@ class EventReader:
         elif name == "runner_on_start":
             self._show(Step("started", host=data["host"], **place))
         elif name in _ENDED:
-            self._ended(name, data, place, event.get("stdout") or "")
+            self._ended(name, data, place, self._said(event))
         elif name == "playbook_on_no_hosts_matched":
             self._unmatched = True
         elif name == "playbook_on_stats":
             self._stats = _stats(data)
+        elif name == "runner_on_file_diff":
+            self._show(Step("diff", host=data["host"], output=self._said(event), **place))
         elif name == "warning":
-            self._show(Step("warning", text=_plain(event.get("stdout") or "")))
+            self._show(Step("warning", text=self._said(event)))
         elif name in ("verbose", "error", "system_warning"):
-            self._message(_plain(event.get("stdout") or ""))
+            self._message(self._said(event))
         return False
 
-    def result(self, *, return_code: int, seconds: float, interrupted: bool, limit: str | None) -> RunResult:
+    def result(
+        self, *, return_code: int, seconds: float, interrupted: bool, limit: str | None, check: bool = False
+    ) -> RunResult:
         """Return the outcome after the last event; `return_code` is ansible-playbook's."""
         failures = self._standing_failures()
         return RunResult(
@@ -103,6 +118,7 @@ class EventReader:
             facts=self._facts,
             messages=tuple(self._messages),
             limit=limit,
+            check=check,
         )
 
     def _ended(self, name: str, data: Mapping[str, Any], place: Mapping[str, str], output: str) -> None:
@@ -117,8 +133,9 @@ class EventReader:
             kind = "ignored"
         elif kind in ("failed", "unreachable"):
             trouble, text = failure_sentence(
-                host, data.get("remote_addr") or host, result, unreachable=kind == "unreachable"
+                host, self._addresses.get(host, host), result, unreachable=kind == "unreachable"
             )
+            text = self._redactor.text(text)
             self._remember(place["task"], host, result)
             action = data.get("resolved_action") or data.get("task_action") or ""
             self._failures.append(
@@ -127,15 +144,20 @@ class EventReader:
                     place["task"],
                     trouble,
                     text,
+                    play=place["play"],
                     role=place["role"],
                     action=action,
-                    output=_plain(output),
+                    output=output,
                     result=result,
                 )
             )
         elif kind == "retry":
             text = f"attempt {result.get('attempts')} of {result.get('retries')}"
-        self._show(Step(kind, host=host, text=text, output=_plain(output), **place))
+        self._show(Step(kind, host=host, text=text, output=output, **place))
+
+    def _said(self, event: Mapping[str, Any]) -> str:
+        """Return what Ansible printed with an event, without colours and secrets."""
+        return self._redactor.text(_plain(event.get("stdout") or ""))
 
     def _remember(self, task: str, host: str, result: Mapping[str, Any]) -> None:
         if task in self._keep:
@@ -176,9 +198,7 @@ def _stats(data: Mapping[str, Any]) -> dict[str, HostStats]:
     names |= {"skipped": "skipped", "rescued": "rescued", "ignored": "ignored"}
     hosts = sorted(data.get("processed") or {})
     return {
-        host: HostStats(
-            **{ours: int((data.get(theirs) or {}).get(host, 0)) for theirs, ours in names.items()}
-        )
+        host: HostStats(**{ours: int((data.get(theirs) or {}).get(host, 0)) for theirs, ours in names.items()})
         for host in hosts
     }
 

@@ -59,8 +59,6 @@ def cluster_lock(inventory: Path, verb: str) -> Iterator[None]:
 def _holder(handle: int) -> str:
     try:
         holder = json.loads(os.pread(handle, 4096, 0))
-        return (
-            f"`ppdeploy {holder['verb']}` of {holder['user']}, pid {holder['pid']}, since {holder['since']}"
-        )
+        return f"`ppdeploy {holder['verb']}` of {holder['user']}, pid {holder['pid']}, since {holder['since']}"
     except (ValueError, KeyError, TypeError):  # locked, but not yet written
         return "it has just started"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,14 +16,11 @@ from ppdeploy.paths import data_root
 from ppdeploy.run.environment import FOREIGN, ansible_environment, require_program
 from ppdeploy.run.events import EventReader
 from ppdeploy.run.interrupt import Interruption, Stopper, end_processes
-from ppdeploy.run.private import private_folder
+from ppdeploy.run.private import RUN_VARIABLE, private_folder, run_marker
 from ppdeploy.run.progress import Progress, progress
 from ppdeploy.run.redact import Redactor
 from ppdeploy.run.result import RunResult
 from ppdeploy.run.secrets import Passwords, VaultOptions
-
-#: Names a run in the environment of all its processes; see `interrupt.processes_marked`.
-_RUN_VARIABLE = "PPDEPLOY_RUN"
 
 #: Seconds between looks at the stop signals while Ansible prints nothing.
 _POLL = 0.2
@@ -39,11 +36,10 @@ class PlayOptions:
     diff: bool = False
     extra_vars: tuple[str, ...] = ()
     verbosity: int = 0
-    ask_become_pass: bool = False
     vault: VaultOptions = field(default_factory=VaultOptions)
 
     def arguments(self) -> list[str]:
-        """Return the options for `ansible-playbook`."""
+        """Return the options for `ansible-playbook`, without those that ask for a password."""
         arguments = []
         if self.limit is not None:
             arguments += ["--limit", self.limit]
@@ -53,7 +49,6 @@ class PlayOptions:
         arguments += ["--diff"] if self.diff else []
         for value in self.extra_vars:
             arguments += ["-e", value]
-        arguments += ["--ask-become-pass"] if self.ask_become_pass else []
         return arguments + self.vault.arguments()
 
 
@@ -67,13 +62,14 @@ def run_playbook(
     json_events: bool = False,
     keep: Collection[str] = (),
     display: Progress | None = None,
+    addresses: Mapping[str, str] | None = None,
     root: Path | None = None,
-    extra_arguments: Sequence[str] = (),
 ) -> RunResult:
     """Run `playbook` (a path below `data_root()`, such as `site.yml`) and return what it came to.
 
     Progress goes to `display`, by default to the terminal, or to stdout as JSON lines. `keep` names the
-    tasks whose results the caller wants. A play that fails is no exception: see
+    tasks whose results the caller wants, `addresses` where each host is reached, for remedies. A play that
+    fails is no exception: see
     `RunResult.raise_for_status`. Raises InputError when the playbook, the inventory or Ansible itself is
     missing. `root` stands in for `data_root()` in tests.
     """
@@ -98,18 +94,23 @@ def run_playbook(
     require_program("ansible-playbook")
     display = display or progress(redactor, as_json=json_events, verbose=options.verbosity > 0)
 
-    reader = EventReader(display.show, keep=keep)
+    reader = EventReader(display.show, keep=keep, redactor=redactor, addresses=addresses)
     began = time.monotonic()
-    with Interruption() as interruption, private_folder() as folder, display:
-        marker = f"{_RUN_VARIABLE}={folder}"
+    with (
+        Interruption() as interruption,
+        private_folder() as folder,
+        passwords.vault_arguments() as vault,
+        passwords.become_arguments() as become,
+        display,
+    ):
+        marker = run_marker(folder)
         config = ansible_runner.RunnerConfig(
             private_data_dir=str(folder),
             playbook=str(path),
             inventory=str(inventory.resolve()),
             verbosity=options.verbosity or None,
-            cmdline=shlex.join([*options.arguments(), *extra_arguments]) or None,
-            passwords=passwords.prompts(),
-            envvars=ansible_environment(root) | {_RUN_VARIABLE: str(folder)},
+            cmdline=shlex.join([*options.arguments(), *vault, *become]) or None,
+            envvars=ansible_environment(root) | {RUN_VARIABLE: str(folder)},
             fact_cache_type="memory",
             quiet=True,
         )
@@ -121,9 +122,7 @@ def run_playbook(
         config.cwd = str(Path.cwd())
         config.pexpect_timeout = _POLL
         config.suppress_output_file = True
-        runner = ansible_runner.Runner(
-            config, event_handler=reader.take, cancel_callback=Stopper(interruption, marker)
-        )
+        runner = ansible_runner.Runner(config, event_handler=reader.take, cancel_callback=Stopper(interruption, marker))
         try:
             if not interruption.count:
                 runner.run()
@@ -135,4 +134,5 @@ def run_playbook(
         seconds=time.monotonic() - began,
         interrupted=interruption.count > 0,
         limit=options.limit,
+        check=options.check,
     )

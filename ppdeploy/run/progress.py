@@ -70,12 +70,15 @@ class PlainProgress:
         """Print the step's line; skipped and starting tasks have none."""
         if step.kind in ("play", "task", "started", "skipped"):
             return
+        if step.kind == "diff":
+            _write_line(self._stream, self._redactor.text(step.output))
+            return
         line = step.text if step.kind == "warning" else f"{step.host}: {task_name(step)}"
         mark = _MARKS.get(step.kind) or (step.text if step.kind == "retry" else "")
         text = f"{datetime.now().astimezone():%H:%M:%S} {line}" + (f" ({mark})" if mark else "")
         if self._verbose and step.output and step.kind != "warning":
             text += "\n" + step.output
-        print(self._redactor.text(text), file=self._stream, flush=True)
+        _write_line(self._stream, self._redactor.text(text))
 
 
 class JsonProgress:
@@ -93,12 +96,14 @@ class JsonProgress:
 
     def show(self, step: Step) -> None:
         """Print the step, without fields that are empty and without Ansible's raw output."""
-        fields = {name: value for name, value in asdict(step).items() if value and name != "output"}
+        fields = {name: value for name, value in asdict(step).items() if value}
+        if step.kind != "diff":
+            fields.pop("output", None)
         event: dict[str, Any] = {
             "event": fields.pop("kind"),
             "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         }
-        print(json.dumps(self._redactor.data(event | fields)), file=self._stream, flush=True)
+        _write_line(self._stream, json.dumps(self._redactor.data(event | fields)))
 
 
 class LiveProgress:
@@ -135,13 +140,13 @@ class LiveProgress:
             self._task = task_name(step)
         elif step.kind == "warning":
             self._say(step.text, "dim")
+        elif step.kind == "diff":
+            self._console.print(Text(self._redactor.text(step.output)))
         else:
             row = self._rows.setdefault(step.host, _Row())
             row.take(step)
             if step.kind in _MARKS:
-                self._say(
-                    f"{step.host}: {task_name(step)} ({_MARKS[step.kind]})", self._STYLES.get(step.kind, "")
-                )
+                self._say(f"{step.host}: {task_name(step)} ({_MARKS[step.kind]})", self._STYLES.get(step.kind, ""))
 
     def _say(self, line: str, style: str) -> None:
         text = self._redactor.text(f"{datetime.now().astimezone():%H:%M:%S} {line}")
@@ -191,3 +196,9 @@ class _Row:
 def task_name(step: Step) -> str:
     """Return the task's name with its role in front, as in Ansible's own output."""
     return f"{step.role} : {step.task}" if step.role else step.task
+
+
+def _write_line(stream: TextIO, text: str) -> None:
+    """Write at once: whoever follows a log wants the line when it happened."""
+    stream.write(f"{text}\n")
+    stream.flush()

@@ -14,12 +14,16 @@ from ppdeploy.errors import (
     ServingError,
     UnreachableError,
 )
-from ppdeploy.run.sentences import Kind
+from ppdeploy.run.plays import CHECK_ROLE, PLANNING_TASKS, SMOKE_PLAY
+from ppdeploy.run.sentences import Kind, known_sentence
 
 Status = Literal["ok", "failed", "unreachable", "no_hosts", "interrupted", "error"]
 
 #: Exit code of an interrupted run (DESIGN.md, command line).
 INTERRUPTED = 130
+
+#: Actions that do nothing but say that something is not as it must be.
+_CHECKS = ("ansible.builtin.assert", "ansible.builtin.fail")
 
 
 @dataclass(frozen=True)
@@ -43,22 +47,36 @@ class Failure:
     task: str
     kind: Kind
     sentence: str
+    play: str = ""
     role: str = ""
     action: str = ""
     output: str = ""
     result: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    def __str__(self) -> str:
-        return f"{self.host}: {self.task}: {self.sentence}"
+    @property
+    def is_planning(self) -> bool:
+        """Whether reading the inventory or planning failed: that happens here, not on the host."""
+        spoke = "invocation" in self.result or "rc" in self.result
+        return not self.role and self.task in PLANNING_TASKS and self.kind == "task" and not spoke
+
+    @property
+    def is_check(self) -> bool:
+        """Whether a task failed that only looks."""
+        return self.role == CHECK_ROLE or self.action in _CHECKS or self.task in PLANNING_TASKS
+
+    @property
+    def told(self) -> str:
+        """The sentence with its task, without its host; a planning error names its own place."""
+        return self.sentence if self.is_planning else f"{self.task}: {self.sentence}"
 
 
 @dataclass(frozen=True)
 class RunResult:
     """The outcome of a run.
 
-    `results` holds, for each task name that the caller wanted kept, host -> the task's result. `facts`
-    holds, for each host, what `set_fact` set under our own prefix `ppdeploy__`. `messages` are Ansible's own
-    errors outside any task.
+    `results` holds, for each task name that the caller wanted kept, host -> the task's result. `facts` holds,
+    for each host, what `set_fact` set under our own prefix `ppdeploy__`. `messages` are Ansible's own errors
+    outside any task. `check` says that the counted changes were only foreseen.
     """
 
     status: Status
@@ -70,6 +88,7 @@ class RunResult:
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     messages: tuple[str, ...] = ()
     limit: str | None = None
+    check: bool = False
 
     @property
     def unreachable(self) -> tuple[Failure, ...]:
@@ -78,7 +97,7 @@ class RunResult:
 
     @property
     def changed(self) -> int:
-        """Tasks that changed something, over all hosts."""
+        """Tasks that changed something (in check mode: that would), over all hosts."""
         return sum(stats.changed for stats in self.stats.values())
 
     @property
@@ -93,7 +112,8 @@ class RunResult:
         """Return the error that this outcome stands for, or None when all went well.
 
         Every failed host is named; the type, and so the exit code, is that of the failure to deal with first:
-        what is wrong on this machine, then hosts out of reach, then the rest.
+        what is wrong on this machine, then hosts out of reach, then the rest. All that Ansible printed of the
+        failures is attached as notes, which a traceback shows.
         """
         if self.status == "ok":
             return None
@@ -105,8 +125,15 @@ class RunResult:
             )
         if not self.failures:
             return self._without_failure()
-        shown = self.failures
-        return self._error_type()("; ".join(str(failure) for failure in shown))
+        hosts: dict[str, list[str]] = {}  # many hosts mostly fail for one reason: tell it once
+        for failure in self.failures:
+            hosts.setdefault(failure.told, []).append(failure.host)
+        planning = {failure.told for failure in self.failures if failure.is_planning}
+        told = [text if text in planning else f"{', '.join(names)}: {text}" for text, names in hosts.items()]
+        error = self._error_type()("; ".join(told))
+        for failure in self.failures:
+            error.add_note(failure.output)
+        return error
 
     def raise_for_status(self) -> None:
         """Raise KeyboardInterrupt when the run was interrupted, and its error when it failed."""
@@ -118,20 +145,22 @@ class RunResult:
 
     def _error_type(self) -> type[PpdeployError]:
         kinds = {failure.kind for failure in self.failures}
-        if "controller" in kinds:
+        if "controller" in kinds or all(failure.is_planning for failure in self.failures):
             return InputError
         if "unreachable" in kinds:
             return UnreachableError
-        if "login" in kinds:
-            return BlockedError
-        if all(failure.action.endswith("ppdeploy_smoke") for failure in self.failures):
+        if all(failure.play == SMOKE_PLAY for failure in self.failures):
             return ServingError
-        # Checks run before anything is changed; once something was, "nothing touched" would be a lie.
-        if not self.changed and all(failure.role == "preflight" for failure in self.failures):
+        # Once something was changed, "nothing touched" would be a lie.
+        touched = self.changed > 0 and not self.check
+        if not touched and all(failure.is_check or failure.kind == "login" for failure in self.failures):
             return BlockedError
         return ApplyError
 
     def _without_failure(self) -> PpdeployError:
+        known = next((sentence for text in self.messages if (sentence := known_sentence(text))), None)
+        if known:
+            return InputError(known)
         text = "; ".join(self.messages) or f"it ended with code {self.return_code} and said nothing"
         # 5: wrong options; 1 and 4 without any task: an inventory or playbook that cannot be read.
         kind = InputError if not self.stats and self.return_code in (1, 4, 5) else ApplyError

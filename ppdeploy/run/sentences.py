@@ -34,9 +34,7 @@ def _known(pattern: str, kind: Kind, what: str, remedy: str) -> _Known:
     return _Known(re.compile(pattern, re.IGNORECASE), kind, what, remedy)
 
 
-_LOG_IN = (
-    "make `ssh {1}` work from here, or correct ansible_host, ansible_port or ansible_user in the inventory"
-)
+_LOG_IN = "make `ssh {1}` work from here, or correct ansible_host, ansible_port or ansible_user in the inventory"
 
 _KNOWN = (
     _known(
@@ -112,9 +110,7 @@ _KNOWN = (
 )
 
 
-def failure_sentence(
-    host: str, address: str, result: Mapping[str, Any], *, unreachable: bool
-) -> tuple[Kind, str]:
+def failure_sentence(host: str, address: str, result: Mapping[str, Any], *, unreachable: bool) -> tuple[Kind, str]:
     """Return the kind of a failure and the sentence to print (without host and task, which the caller adds).
 
     `address` is where Ansible connects to; `result` is the task's result as ansible-runner reports it.
@@ -123,12 +119,20 @@ def failure_sentence(
     message = _message(result)
     spoke_for_itself = "invocation" in result or ("rc" in result and not _is_garbled(result))
     for known in _KNOWN:
-        # A module's own message may well say "timed out" or "decryption failed": only what went wrong around
-        # a module is about ssh, sudo and vault.
+        # A module's own message may well say "timed out" or "decryption failed": only what went wrong
+        # around a module is about ssh, sudo and vault.
         fits = unreachable if known.kind == "unreachable" else not spoke_for_itself
         if fits and known.pattern.search(message):
             return known.kind, f"{known.what}: {known.remedy.format(host, address or host)}"
     return ("unreachable" if unreachable else "task"), _one_line(message)
+
+
+def known_sentence(message: str) -> str | None:
+    """Return what to say for one of Ansible's own errors outside any task, where it is a known one."""
+    for known in _KNOWN:
+        if known.kind == "controller" and known.pattern.search(message):
+            return f"{known.what}: {known.remedy}"
+    return None
 
 
 def _first_failed_item(result: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -156,7 +160,11 @@ def _message(result: Mapping[str, Any]) -> str:
     return f"`{name}` ended with {result['rc']}: {said.splitlines()[-1]}"
 
 
+#: A message of more lines than this is a sentence with an attachment, such as journals.
+_MOST_LINES = 4
+
+
 def _one_line(message: str) -> str:
-    text = _WRAPPING.sub("", message.strip())
-    text = re.sub(r"\s*\n\s*", "; ", text)
+    lines = [line.strip() for line in _WRAPPING.sub("", message.strip()).splitlines() if line.strip()]
+    text = "; ".join(lines if len(lines) <= _MOST_LINES else lines[:1])
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
