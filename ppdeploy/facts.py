@@ -613,7 +613,7 @@ def load_facts(path: Path) -> dict[str, NodeFacts]:
 
     Raises InputError naming the file, and the host where one is at fault.
     """
-    remedy = "name a file that `ppdeploy check --save-facts FILE` wrote"
+    remedy = "name a file that `ppdeploy plan --save-facts FILE` wrote"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

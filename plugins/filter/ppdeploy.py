@@ -51,8 +51,9 @@ def _told(function):
 
 def pipelines(hostvars):
     """Return the groups below `vllm` with their hosts in rank order. Only group names are read, no variables."""
-    # `groups` is flat: which groups lie below `vllm` is known to the inventory alone.
-    top = hostvars._inventory.groups.get("vllm")
+    # The play's `groups` is flat and ansible-inventory cannot read a vault whose password only the play was given: which
+    # groups lie below `vllm` is known to the inventory object alone, which has no public way in.
+    top = hostvars._inventory.groups.get("vllm")  # noqa: SLF001
     if top is None:
         return {}
     return {str(group.name): [str(host.name) for host in group.get_hosts()] for group in top.child_groups}

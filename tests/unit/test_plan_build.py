@@ -86,7 +86,7 @@ SMALL_DISK = {"/opt/ppdeploy": 1.0, "/var/lib/ppdeploy/models": 1.0}
             "port 8000 is taken by /usr/sbin/nginx (nginx.service, pid 4711)",
         ),
         (facts_with(listeners=[listener(29501, None)]), "set ppdeploy_master_port to a free port"),
-        (facts_with(disks=SMALL_DISK), "/opt/ppdeploy needs 4.1 GiB and 1.0 GiB are free"),
+        (facts_with(disks=SMALL_DISK), "/opt/ppdeploy needs 4.3 GiB and 1.0 GiB are free"),
         (facts_with(memory_gib=2), "its rank needs about 3.5 GiB of memory and the host has 2.0 GiB"),
         (two(machine="aarch64"), "different processor architectures (node1 x86_64, node2 aarch64)"),
         (facts_with(tools={"rsync": None}), "rsync is missing"),

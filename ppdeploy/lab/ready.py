@@ -1,0 +1,62 @@
+"""A lab that an apply can use: hosts that see the bundle and the unpacked wheels, and a tiny model to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ppdeploy import locks
+from ppdeploy.bundle import Progress, make_bundle, unpacked_cache
+from ppdeploy.lab.core import Lab, Overlay
+from ppdeploy.lab.inventory import UV_CACHE, WHEELHOUSE, LabInventory
+from ppdeploy.lab.tiny_model import make_tiny_model
+from ppdeploy.paths import cache_dir
+
+HOST_PYTHON = "3.11"
+"""Python of the lab's hosts (Debian 12)."""
+
+
+def tiny_model() -> Path:
+    """Return the folder of the lab's default model, made when it is not there."""
+    folder = cache_dir() / "lab" / "models" / "tiny-llama"
+    return folder if (folder / "model.safetensors").is_file() else make_tiny_model(folder)
+
+
+def up_with_vllm(
+    lab: Lab,
+    nodes: int,
+    *,
+    inventory: LabInventory | None = None,
+    owner: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Boot a lab whose hosts can install vLLM on cpu without a way out, and return its inventory's path.
+
+    With empty caches this downloads the wheels (860 MB) and unpacks them once. `inventory` describes other pipelines
+    than one over all hosts; `owner` and `say` are those of `Lab.up`.
+    """
+    lock = locks.find("cpu", None, HOST_PYTHON, "x86_64")
+    bundle = make_bundle(lock, progress=_told(say))
+    unpacked = unpacked_cache(bundle, wheelhouse=WHEELHOUSE, say=say)
+    return lab.up(
+        nodes,
+        binds={bundle.path: WHEELHOUSE},
+        overlays=[Overlay(lower=unpacked, target=UV_CACHE)],
+        inventory=inventory or LabInventory.one_pipeline(nodes, model=str(tiny_model())),
+        owner=owner,
+        say=say,
+    )
+
+
+def _told(say: Callable[[str], None]) -> Callable[[Progress], None]:
+    """Turn the download's progress into a line for each tenth of it."""
+    last = -1
+
+    def tell(progress: Progress) -> None:
+        nonlocal last
+        tenth = 10 * progress.done // progress.total if progress.total else 10
+        if tenth > last:
+            last = tenth
+            say(f"wheels: {progress.done / 1e6:.0f} of {progress.total / 1e6:.0f} MB, {progress.doing}")
+
+    return tell
