@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppdeploy.errors import ApplyError, BlockedError
+from ppdeploy.lab.keeper import start_time
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,7 @@ class CgroupTree:
                     # A new v1 cpuset is empty, and refuses processes until it has processors and memory
                     # nodes.
                     for name in ("cpuset.cpus", "cpuset.mems"):
-                        (folder / name).write_text(
-                            (parent / name).read_text(encoding="ascii"), encoding="ascii"
-                        )
+                        (folder / name).write_text((parent / name).read_text(encoding="ascii"), encoding="ascii")
                 parent = folder
 
     @staticmethod
@@ -94,19 +93,24 @@ class CgroupTree:
         for hierarchy in self.hierarchies:
             for folder, _, _ in os.walk(hierarchy.folder / self.name / group):
                 with contextlib.suppress(OSError):
-                    found.update(
-                        map(int, (Path(folder) / "cgroup.procs").read_text(encoding="ascii").split())
-                    )
+                    found.update(map(int, (Path(folder) / "cgroup.procs").read_text(encoding="ascii").split()))
         # 0 stands for a process outside our process id namespace, which the lab never has.
         return found - {0, os.getpid()}
 
     def kill(self, group: str = "", seconds: float = 20) -> None:
         """Kill every process of `group` and wait until all are gone, for at most `seconds`."""
         deadline = time.monotonic() + seconds
-        while pids := self.pids(group):
+        seen: dict[int, int | None] = {}
+        while True:
+            pids = self.pids(group)
             for pid in pids:
+                seen.setdefault(pid, start_time(pid))
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            # A group no longer lists a process that has begun to die and still holds its files and locks.
+            pids |= {pid for pid, start in seen.items() if start is not None and start_time(pid) == start}
+            if not pids:
+                return
             if time.monotonic() > deadline:
                 raise ApplyError(
                     "processes of the lab do not end",

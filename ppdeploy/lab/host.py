@@ -188,6 +188,8 @@ class Host:
 
     def start(self) -> None:
         """Start the host's keeper, which starts the host and outlives this process."""
+        # A keeper that was killed may have left its host running, on the disk that the next one is to use.
+        self.groups.kill(self.name)
         keeper.write_json(self.folder / "run.json", {"boots": self.boots})
         with (self.folder / "keeper.log").open("ab") as log:
             # Forked away, so that no process of ours waits for it and none becomes its parent.
@@ -230,9 +232,7 @@ class Host:
         if done.stdout.strip() == "degraded":
             failed = self.exec(["systemctl", "list-units", "--failed", "--plain", "--no-legend"]).stdout
             units = ", ".join(line.split()[0] for line in failed.splitlines() if line.split())
-            raise ApplyError(
-                "units of a host failed at boot", where=self.name, remedy=units or "none is named"
-            )
+            raise ApplyError("units of a host failed at boot", where=self.name, remedy=units or "none is named")
 
     def kill(self) -> None:
         """Take the host's power: its processes end at once, its links vanish. Idempotent."""
@@ -248,9 +248,7 @@ class Host:
         deadline = time.monotonic() + 10
         while self.running:
             if time.monotonic() > deadline:
-                raise ApplyError(
-                    "a host's keeper does not end", where=self.name, remedy="run ppdeploy lab down"
-                )
+                raise ApplyError("a host's keeper does not end", where=self.name, remedy="run ppdeploy lab down")
             time.sleep(0.01)
 
     def reboot(self) -> None:
