@@ -5,7 +5,7 @@ addresses that redirect to a store for large files, ETag and commit headers, ran
 private and absent repositories, and on request a connection that breaks in the middle of a file.
 
 Runs inside a test (`with HubStandin(...) as hub:`) or by itself: `python tests/hub_standin.py --bind ADDRESS
---port PORT --repo owner/name=FOLDER [--token TOKEN] [--gated]`.
+--port PORT --repo owner/name=FOLDER [--token TOKEN] [--gated]`. It takes the port above, too.
 """
 
 from __future__ import annotations
@@ -99,20 +99,35 @@ class HubStandin:
             pass
 
         Handler.hub = hub
-        self._server = ThreadingHTTPServer((self.bind, self.port), Handler)
-        self._server.daemon_threads = False
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
+        # Large files come from a second server: the client treats redirects to another host differently from
+        # those within the hub, and must not take the token there.
+        self._servers = [
+            ThreadingHTTPServer((self.bind, port), Handler)
+            for port in (self.port, self.port and self.port + 1)
+        ]
+        self._threads = [threading.Thread(target=s.serve_forever, args=(0.05,)) for s in self._servers]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        for server, thread in zip(self._servers, self._threads, strict=True):
+            server.shutdown()
+            server.server_close()
+            thread.join()
 
     @property
     def endpoint(self) -> str:
-        host, port = self._server.server_address[:2]
+        """Address of the hub."""
+        return self._address(0)
+
+    @property
+    def store(self) -> str:
+        """Address of the store that the hub redirects to."""
+        return self._address(1)
+
+    def _address(self, which: int) -> str:
+        host, port = self._servers[which].server_address[:2]
         return f"http://{host!s}:{port}"
 
     def sent_of(self, name: str) -> int:
@@ -185,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.endswith(LARGE_SUFFIXES):
             digest = repository.sha256(path)
             headers = commit | {
-                "Location": f"{self.hub.endpoint}/store/{repo}/{digest}/{path}",
+                "Location": f"{self.hub.store}/store/{repo}/{digest}/{path}",
                 "X-Linked-Size": str((repository.folder / path).stat().st_size),
                 "X-Linked-Etag": f'"{digest}"',
                 "ETag": f'"{repository.git_sha1(path)}"',
