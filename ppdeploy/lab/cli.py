@@ -46,9 +46,7 @@ def _pairs(values: list[str], option: str) -> list[tuple[Path, str]]:
     for value in values:
         folder, colon, target = value.rpartition(":")
         if not colon or not folder or not target.startswith("/"):
-            raise InputError(
-                f"'{value}' is not FOLDER:TARGET", where=option, remedy="TARGET is an absolute path"
-            )
+            raise InputError(f"'{value}' is not FOLDER:TARGET", where=option, remedy="TARGET is an absolute path")
         pairs.append((Path(folder).absolute(), target))
     return pairs
 
@@ -56,9 +54,7 @@ def _pairs(values: list[str], option: str) -> list[tuple[Path, str]]:
 @lab_app.command()
 def up(
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=4, help="How many hosts to boot.")] = 2,
-    model: Annotated[
-        str, typer.Option("--model", help="ppdeploy_model of the inventory that is written.")
-    ] = "./tiny",
+    model: Annotated[str, typer.Option("--model", help="ppdeploy_model of the inventory that is written.")] = "./tiny",
     bind: Annotated[
         list[str] | None,
         typer.Option("--bind", metavar="FOLDER:TARGET", help="A folder that all hosts may read. Repeatable."),
@@ -145,9 +141,7 @@ def ssh(
 @lab_app.command()
 def shape(
     node: _Node,
-    rate: Annotated[
-        str, typer.Argument(metavar="RATE|none", help="Such as 1gbit, 2.5gbit, 100mbit, or none.")
-    ],
+    rate: Annotated[str, typer.Argument(metavar="RATE|none", help="Such as 1gbit, 2.5gbit, 100mbit, or none.")],
     link: _Link = Link.FABRIC,
 ) -> None:
     """Limit a host's link, both ways. It holds over reboots of the host."""

@@ -222,11 +222,7 @@ class Lab:
 
     def _is_sound(self, record: dict[str, Any]) -> bool:
         """Say whether the lab came up completely, in this run of the machine, and still has its network."""
-        return (
-            record["phase"] == "up"
-            and record["boot_id"] == state.boot_id()
-            and network.exists(self.namespace)
-        )
+        return record["phase"] == "up" and record["boot_id"] == state.boot_id() and network.exists(self.namespace)
 
     def _clean(self) -> None:
         """End and remove all that belongs to the lab, from what is there and not from what a record says."""
@@ -360,9 +356,7 @@ class Lab:
     def _host(self, node: str) -> Host:
         hosts = {host.name: host for host in self._require_up()}
         if node not in hosts:
-            raise InputError(
-                f"the lab has no host '{node}'", where=self.name, remedy=f"use {', '.join(hosts)}"
-            )
+            raise InputError(f"the lab has no host '{node}'", where=self.name, remedy=f"use {', '.join(hosts)}")
         return hosts[node]
 
     @contextmanager
@@ -387,9 +381,7 @@ class Lab:
                 path.parent.rmdir()
 
 
-def _shape(
-    nodes: int, disk_gib: int, binds: Mapping[Path, str], overlays: Sequence[Overlay]
-) -> dict[str, Any]:
+def _shape(nodes: int, disk_gib: int, binds: Mapping[Path, str], overlays: Sequence[Overlay]) -> dict[str, Any]:
     """Return what `up` was asked for as plain values, after checking the folders."""
     for folder in (*binds, *(overlay.lower for overlay in overlays)):
         if not folder.is_dir():

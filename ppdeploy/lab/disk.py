@@ -46,9 +46,7 @@ def mount_store(folder: Path, gib: int) -> None:
     processes: a power cut leaves the disk as it is.
     """
     what = f"mounting a disk of {gib} GiB"
-    system.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={gib}g,mode=0755", "ppdeploy-lab", str(folder)], what=what
-    )
+    system.run(["mount", "-t", "tmpfs", "-o", f"size={gib}g,mode=0755", "ppdeploy-lab", str(folder)], what=what)
 
 
 def _write(path: Path, text: str, mode: int = 0o644) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ppdeploy import locks
 from ppdeploy.bundle import Progress, make_bundle, unpacked_cache
-from ppdeploy.lab.core import Lab, Overlay
+from ppdeploy.lab.core import Lab
+from ppdeploy.lab.host import Overlay
 from ppdeploy.lab.inventory import UV_CACHE, WHEELHOUSE, LabInventory
 from ppdeploy.lab.tiny_model import make_tiny_model
 from ppdeploy.paths import cache_dir

@@ -102,18 +102,14 @@ def _finish(tree: Path) -> None:
     (tree / "etc/resolv.conf").unlink(missing_ok=True)
     (tree / "etc/resolv.conf").write_text("# The lab has no name server.\n", encoding="utf-8")
     shutil.rmtree(tree / "var/log/apt", ignore_errors=True)
-    system.run(
-        ["systemctl", f"--root={tree}", "enable", "systemd-networkd"], what="enabling the hosts' network"
-    )
+    system.run(["systemctl", f"--root={tree}", "enable", "systemd-networkd"], what="enabling the hosts' network")
 
 
 def _remove(tree: Path) -> None:
     """Remove a half-built tree, unless something is still mounted in it."""
     mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
     if f" {tree}" in mounts:
-        raise BlockedError(
-            "something is mounted in the half-built tree", where=str(tree), remedy="unmount it first"
-        )
+        raise BlockedError("something is mounted in the half-built tree", where=str(tree), remedy="unmount it first")
     if tree.exists():
         shutil.rmtree(tree)
 
@@ -126,9 +122,7 @@ def ensure(folder: Path, groups: list[str], say: Callable[[str], None]) -> Path:
     waits for it.
     """
     release = machine_release()
-    architecture = system.run(
-        ["dpkg", "--print-architecture"], what="asking for this machine's architecture"
-    ).strip()
+    architecture = system.run(["dpkg", "--print-architecture"], what="asking for this machine's architecture").strip()
     tree = folder / f"rootfs-{cache_key(release, architecture)}"
     if tree.is_dir():
         return tree
@@ -171,9 +165,7 @@ def ensure(folder: Path, groups: list[str], say: Callable[[str], None]) -> Path:
         if done.returncode != 0:
             text = log.read_text(encoding="utf-8", errors="replace").splitlines()
             reason = next((line for line in text if line.startswith("E:")), text[-1] if text else "no output")
-            raise ApplyError(
-                f"mmdebstrap could not build the hosts' root file system: {reason}", where=str(log)
-            )
+            raise ApplyError(f"mmdebstrap could not build the hosts' root file system: {reason}", where=str(log))
         _finish(partial)
         partial.rename(tree)
         log.unlink()

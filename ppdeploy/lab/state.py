@@ -46,9 +46,7 @@ def default_name(root: Path | None = None) -> str:
 def check_name(name: str) -> str:
     """Return `name` where it can name a lab (it becomes part of folder and group names)."""
     if not _NAME.fullmatch(name):
-        raise InputError(
-            f"'{name}' cannot name a lab", remedy="use 1 to 40 of a-z, 0-9 and -, no - at the start"
-        )
+        raise InputError(f"'{name}' cannot name a lab", remedy="use 1 to 40 of a-z, 0-9 and -, no - at the start")
     return name
 
 
@@ -63,7 +61,8 @@ def describe_process(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return f"process {pid}"
-    return f"process {pid}, {b' '.join(words).decode(errors='replace').strip()[:80]}"
+    command = " ".join(b" ".join(words).decode(errors="replace").split())
+    return f"process {pid}, {command[:80]}"
 
 
 def identity(pid: int) -> dict[str, int | None]:

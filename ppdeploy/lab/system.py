@@ -75,7 +75,5 @@ def run(
         raise ApplyError(f"{what} took longer than {timeout:.0f} s", where=argv[0]) from error
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
-        raise ApplyError(
-            f"{what} failed", where=argv[0], remedy=said[-1] if said else f"exit code {done.returncode}"
-        )
+        raise ApplyError(f"{what} failed", where=argv[0], remedy=said[-1] if said else f"exit code {done.returncode}")
     return done.stdout

@@ -216,9 +216,7 @@ def test_a_killed_host_is_gone_at_once_and_boots_again_with_its_disk(lab: Lab, n
     assert lab.boots(node1) == boots + 1
     assert lab.pid("node2") == peer
     assert out(lab, node1, "cat /root/kept") == "kept"
-    assert (
-        lab.exec_ssh(node1, ["systemctl", "is-active", "sleeper"], check=False).stdout.strip() == "inactive"
-    )
+    assert lab.exec_ssh(node1, ["systemctl", "is-active", "sleeper"], check=False).stdout.strip() == "inactive"
 
 
 def test_a_host_that_is_switched_off_stays_off_until_booted(lab: Lab, node1: str) -> None:
@@ -233,9 +231,7 @@ def test_units_of_one_name_on_two_hosts_are_two_groups(lab: Lab) -> None:
     for node in lab.nodes:
         out(lab, node, start)
     out(lab, "node1", "systemctl kill --signal=SIGKILL twin")
-    until(
-        "twin ended", lambda: lab.exec_ssh("node1", ["pgrep", "-f", "^sleep 100"], check=False).stdout == ""
-    )
+    until("twin ended", lambda: lab.exec_ssh("node1", ["pgrep", "-f", "^sleep 100"], check=False).stdout == "")
     assert len(out(lab, "node2", "pgrep -f '^sleep 100'").split()) == 2
     out(lab, "node2", "systemctl stop twin")
     out(lab, "node1", "systemctl reset-failed twin")
