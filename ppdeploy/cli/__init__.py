@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ppdeploy.cli import verbs
 from ppdeploy.cli.app import app, main
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "verbs"]

@@ -1,5 +1,6 @@
 """Running playbooks through ansible-runner: environment, lock, progress, clean end, outcome as data."""
 
+from ppdeploy.run import plays
 from ppdeploy.run.lock import cluster_lock
 from ppdeploy.run.playbook import PlayOptions, run_playbook
 from ppdeploy.run.progress import progress
@@ -17,6 +18,7 @@ __all__ = [
     "VaultOptions",
     "ask_passwords",
     "cluster_lock",
+    "plays",
     "progress",
     "run_playbook",
 ]

@@ -1,0 +1,191 @@
+"""`ppdeploy apply`, `check` and `smoke`: the play itself, its checks alone, and its proof alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from ppdeploy.cli.options import (
+    DEFAULT_INVENTORY,
+    AskBecomePass,
+    AskVaultPass,
+    ExtraVars,
+    Inventory,
+    Json,
+    Limit,
+    Request,
+    Tags,
+    VaultIds,
+    VaultPasswordFiles,
+    Verbose,
+    play_options,
+)
+from ppdeploy.cli.output import print_json, print_report, say
+from ppdeploy.cli.planning import refuse_blocked
+from ppdeploy.cli.session import Session, open_session
+from ppdeploy.errors import InputError
+from ppdeploy.plan import Plan
+from ppdeploy.report import apply_report, findings_report, pipeline_summary
+from ppdeploy.run import RunResult, cluster_lock, plays
+
+#: Version of the last line that these verbs print with --json.
+RESULT_SCHEMA = 1
+
+
+def apply(
+    inventory: Inventory = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    tags: Tags = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what would change, and change nothing.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show how files change.")] = False,
+    extra_vars: ExtraVars = None,
+    as_json: Json = False,
+    verbose: Verbose = 0,
+    ask_become_pass: AskBecomePass = False,
+    ask_vault_pass: AskVaultPass = False,
+    vault_password_files: VaultPasswordFiles = None,
+    vault_ids: VaultIds = None,
+) -> None:
+    """Set up every node, run the pipelines, and prove that they serve. A second time it changes nothing."""
+    if check and tags and "smoke" in tags.split(","):
+        raise InputError(
+            "check mode asks no pipeline for a completion",
+            where="--check --tags smoke",
+            remedy="leave out --check, or run `ppdeploy smoke`",
+        )
+    options = play_options(
+        limit=limit,
+        tags=tags,
+        check=check,
+        diff=diff,
+        extra_vars=extra_vars,
+        verbose=verbose,
+        as_json=as_json,
+        ask_vault_pass=ask_vault_pass,
+        vault_password_files=vault_password_files,
+        vault_ids=vault_ids,
+    )
+    session = open_session(Request(inventory, options, ask_become_pass, as_json))
+    with cluster_lock(inventory, "apply"):
+        result = session.run(plays.SITE, events=True)
+    _finish(session, result, "apply")
+    if not as_json:
+        if check:
+            say("nothing was changed: these are the changes that an apply would make")
+        else:
+            say(_next_commands(session, result))
+
+
+def check(request: Request) -> None:
+    """Check the hosts and the plan, and say what stands in the way of an apply. Changes nothing."""
+    session = open_session(replace(request, options=replace(request.options, tags=plays.CHECK_ROLE)))
+    result = session.run(plays.SITE)
+    plan = _plan_of(session, result)
+    findings = [finding for pipeline in plan.pipelines for finding in pipeline.findings] if plan else []
+    if request.as_json:
+        error = session.error_of(result)
+        document = {
+            "schema": RESULT_SCHEMA,
+            "verb": "check",
+            "ok": error is None,
+            "error": str(error) if error else None,
+            "findings": [finding.model_dump(mode="json") for finding in findings],
+        }
+        print_json(document, session.redactor)
+    else:
+        print_report(*findings_report(findings))
+    _raise(session, result)
+    if plan:
+        refuse_blocked(plan)
+    say("an apply can start")
+
+
+def smoke(request: Request) -> None:
+    """Ask every pipeline for completions, one by one and at once, and judge the answers. Changes nothing."""
+    session = open_session(request)
+    _finish(session, session.run(plays.SMOKE, events=True), "smoke")
+
+
+def _finish(session: Session, result: RunResult, verb: str) -> None:
+    """Print what a run came to, and raise its error if it has one."""
+    reports = _smoke_reports(result)
+    plan = _plan_of(session, result)
+    summaries = [
+        pipeline_summary(pipeline, reports.get(pipeline.name)) for pipeline in (plan.pipelines if plan else ())
+    ]
+    changed = {host: stats.changed for host, stats in result.stats.items() if stats.changed}
+    if session.as_json:
+        error = session.error_of(result)
+        document = {
+            "event": "result",
+            "schema": RESULT_SCHEMA,
+            "verb": verb,
+            "check": result.check,
+            "ok": result.status == "ok",
+            "exit_code": error.exit_code if error else result.exit_code,
+            "error": str(error) if error else None,
+            "seconds": round(result.seconds, 3),
+            "hosts": {host: vars(stats) for host, stats in result.stats.items()},
+            "pipelines": summaries,
+            "smoke": list(reports.values()),
+        }
+        print_json(document, session.redactor, line=True)
+    else:
+        for text in _smoke_texts(result):
+            say(session.redactor.text(text))
+        if result.status == "ok":
+            print_report(*apply_report(summaries, changed))
+    _raise(session, result)
+
+
+def _raise(session: Session, result: RunResult) -> None:
+    if result.status == "interrupted":
+        raise KeyboardInterrupt
+    error = session.error_of(result)
+    if error:
+        raise error
+
+
+def _plan_of(session: Session, result: RunResult) -> Plan | None:
+    """Return the plan that the play made, or None when it did not come to that."""
+    for facts in result.facts.values():
+        if plays.PLAN in facts:
+            return Plan.model_validate(facts[plays.PLAN]["plan"])
+    if result.status != "ok":
+        return None
+    # The play hides the plan's task when a secret went into it; the plan itself has none.
+    return session.plan_from_play(result)
+
+
+def _smoke(result: RunResult) -> Mapping[str, Any]:
+    return next((facts[plays.SMOKE_REPORTS] for facts in result.facts.values() if plays.SMOKE_REPORTS in facts), {})
+
+
+def _smoke_reports(result: RunResult) -> dict[str, Mapping[str, Any]]:
+    """Return the smoke test's report of each pipeline that was asked."""
+    return {report["pipeline"]: report for report in _smoke(result).get("reports", ())}
+
+
+def _smoke_texts(result: RunResult) -> list[str]:
+    """Return what the smoke test says of pipelines that do not serve: the reasons, and all ranks' journals."""
+    return list(_smoke(result).get("failures", ()))
+
+
+def _next_commands(session: Session, result: RunResult) -> str:
+    plan = _plan_of(session, result)
+    where = "" if session.inventory.path == DEFAULT_INVENTORY else f" -i {session.inventory.path}"
+    lines = ["next:"]
+    for pipeline in plan.pipelines if plan else ():
+        address = session.inventory.addresses.get(pipeline.head, pipeline.head)
+        port = pipeline.api_port
+        lines += [
+            f"  ssh -L {port}:127.0.0.1:{port} {address}   # then, here:",
+            (
+                f"  curl http://127.0.0.1:{port}/v1/completions -H 'Content-Type: application/json' "
+                f"""-d '{{"model": "{pipeline.served_model_name}", "prompt": "Hello", "max_tokens": 16}}'"""
+            ),
+        ]
+    return "\n".join([*lines, f"  ppdeploy status{where}", f"  ppdeploy smoke{where}"])

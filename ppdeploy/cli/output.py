@@ -1,0 +1,35 @@
+"""Where verbs print: reports on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from ppdeploy.run import Redactor
+
+#: Width of a report that goes into a file or a pipe, in characters: enough that no cell is cut.
+_FILE_WIDTH = 160
+
+
+def print_report(*parts: RenderableType) -> None:
+    """Print tables and text on stdout."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_FILE_WIDTH)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str), markup=False)
+
+
+def print_json(document: Any, redactor: Redactor | None = None, *, line: bool = False) -> None:
+    """Print a document on stdout; on one line where it is the last of a stream of events."""
+    safe = redactor.data(document) if redactor else document
+    sys.stdout.write(json.dumps(safe, indent=None if line else 1) + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """Print a line for the person at the terminal, on stderr."""
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)

@@ -1,0 +1,163 @@
+"""`ppdeploy plan` and `ppdeploy render`: what an apply would do, without changing a host."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppdeploy.cli.options import (
+    DEFAULT_INVENTORY,
+    AskBecomePass,
+    AskVaultPass,
+    ExtraVars,
+    Inventory,
+    Json,
+    Limit,
+    Request,
+    VaultIds,
+    VaultPasswordFiles,
+    Verbose,
+    play_options,
+)
+from ppdeploy.cli.output import print_json, print_report, say
+from ppdeploy.cli.session import Session, open_session, typed_facts
+from ppdeploy.errors import BlockedError, InputError
+from ppdeploy.facts import load_facts, save_facts
+from ppdeploy.plan import Plan
+from ppdeploy.render import render_node
+from ppdeploy.report import plan_report
+
+FactsFile = Annotated[
+    Path | None,
+    typer.Option("--facts", metavar="FILE", help="Plan from facts that --save-facts wrote; no host is touched."),
+]
+
+
+def plan(
+    inventory: Inventory = DEFAULT_INVENTORY,
+    facts: FactsFile = None,
+    save: Annotated[
+        Path | None, typer.Option("--save-facts", metavar="FILE", help="Also write the facts of all hosts to a file.")
+    ] = None,
+    as_json: Json = False,
+    limit: Limit = None,
+    extra_vars: ExtraVars = None,
+    verbose: Verbose = 0,
+    ask_become_pass: AskBecomePass = False,
+    ask_vault_pass: AskVaultPass = False,
+    vault_password_files: VaultPasswordFiles = None,
+    vault_ids: VaultIds = None,
+) -> None:
+    """Show what will run where, and why: nodes, stages, fabric, command lines, files. Changes nothing."""
+    if facts and (save or limit or ask_become_pass):
+        raise InputError(
+            "with --facts no host is asked",
+            where="--facts",
+            remedy="leave out --save-facts, --limit and --ask-become-pass",
+        )
+    options = play_options(
+        limit=limit,
+        extra_vars=extra_vars,
+        verbose=verbose,
+        as_json=as_json,
+        ask_vault_pass=ask_vault_pass,
+        vault_password_files=vault_password_files,
+        vault_ids=vault_ids,
+    )
+    session = open_session(Request(inventory, options, ask_become_pass, as_json))
+    found = make_plan(session, facts, save)
+    if as_json:
+        print_json(found.model_dump(mode="json"), session.redactor)
+    else:
+        print_report(*plan_report(found))
+    refuse_blocked(found)
+
+
+def render(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files: DIR/HOST/PATH-ON-THE-HOST.")],
+    inventory: Inventory = DEFAULT_INVENTORY,
+    facts: FactsFile = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what DIR holds of these hosts.")] = False,
+    as_json: Json = False,
+    extra_vars: ExtraVars = None,
+    verbose: Verbose = 0,
+    ask_become_pass: AskBecomePass = False,
+    ask_vault_pass: AskVaultPass = False,
+    vault_password_files: VaultPasswordFiles = None,
+    vault_ids: VaultIds = None,
+) -> None:
+    """Write every file of every node into a folder, byte for byte as an apply writes them. Changes no host."""
+    if facts and ask_become_pass:
+        raise InputError("with --facts no host is asked", where="--facts", remedy="leave out --ask-become-pass")
+    _check_folder(out, force)
+    options = play_options(
+        extra_vars=extra_vars,
+        verbose=verbose,
+        as_json=as_json,
+        ask_vault_pass=ask_vault_pass,
+        vault_password_files=vault_password_files,
+        vault_ids=vault_ids,
+    )
+    session = open_session(Request(inventory, options, ask_become_pass, as_json))
+    found = make_plan(session, facts, None)
+    files = {node.host: render_node(found, node.host) for pipeline in found.pipelines for node in pipeline.nodes}
+    written = write_files(out, files)
+    if as_json:
+        print_json({"schema": 1, "files": [str(path) for path in written]})
+    else:
+        print_report(*map(str, written))
+
+
+def make_plan(session: Session, facts: Path | None, save: Path | None) -> Plan:
+    """Return the plan from saved facts, or from those that the hosts give now."""
+    if facts:
+        return session.plan_from_facts(load_facts(facts))
+    result = session.take_facts()
+    if save:
+        save_facts(save, typed_facts(result))
+        say(f"wrote {save}")
+    return session.plan_from_play(result)
+
+
+def refuse_blocked(found: Plan) -> None:
+    """Raise BlockedError when the plan says that an apply cannot succeed."""
+    blocked = found.blocked()
+    if blocked:
+        raise BlockedError("; ".join(finding.sentence() for finding in blocked))
+
+
+def write_files(out: Path, files: Mapping[str, Mapping[str, str]]) -> list[Path]:
+    """Write the files of each host below a folder of its name, in place of what was there; return their paths."""
+    written = []
+    try:
+        for host, texts in files.items():
+            folder = out / _folder_name(host)
+            if folder.exists():
+                shutil.rmtree(folder)
+            for path, text in sorted(texts.items()):
+                target = folder / path.lstrip("/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(text, encoding="utf-8")
+                written.append(target)
+    except OSError as error:
+        raise InputError(
+            f"the files cannot be written: {error.strerror}", where=str(out), remedy="name a folder you may write to"
+        ) from error
+    return written
+
+
+def _folder_name(host: str) -> str:
+    if "/" in host or host in (".", ".."):
+        raise InputError("its name cannot be a folder's", where=f"host {host}", remedy="give it another name")
+    return host
+
+
+def _check_folder(out: Path, force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise InputError("this is no folder", where=f"--out {out}", remedy="name a folder")
+    if out.is_dir() and any(out.iterdir()) and not force:
+        raise InputError("the folder is not empty", where=f"--out {out}", remedy="name another one, or add --force")

@@ -1,0 +1,125 @@
+"""What a verb works with once its options are read: a checked inventory, passwords, and a way to run a playbook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ppdeploy.cli.options import Request
+from ppdeploy.errors import InputError, PpdeployError
+from ppdeploy.facts import NodeFacts
+from ppdeploy.plan import Plan
+from ppdeploy.play import make_plan, resolve_models, spec_of_play, whole_pipelines
+from ppdeploy.run import Passwords, PlayOptions, Redactor, RunResult, ask_passwords, plays, run_playbook
+from ppdeploy.spec import Inventory, Spec, load_inventory, secret_variable_names
+
+
+@dataclass(frozen=True)
+class Session:
+    """A cluster at hand. `secrets` are the inventory's own, by name, as far as this machine can read them."""
+
+    inventory: Inventory
+    spec: Spec
+    options: PlayOptions
+    passwords: Passwords
+    redactor: Redactor
+    secrets: Mapping[str, str]
+    as_json: bool
+
+    def run(self, playbook: str, *, events: bool = False) -> RunResult:
+        """Run a playbook; `events` says whether, with --json, its steps are part of what the verb prints."""
+        return run_playbook(
+            playbook,
+            inventory=self.inventory.path,
+            options=self.options,
+            passwords=self.passwords,
+            redactor=self.redactor,
+            json_events=self.as_json and events,
+            addresses={host: str(address) for host, address in self.inventory.addresses.items()},
+            keep=[plays.FACTS_TASK],
+        )
+
+    def take_facts(self) -> RunResult:
+        """Ask the nodes for their facts, changing nothing; raises when one cannot answer."""
+        result = self.run(plays.FACTS)
+        result.raise_for_status()
+        return result
+
+    def plan_from_play(self, result: RunResult) -> Plan:
+        """Return the plan that follows from what a play read: each host's values and facts."""
+        values = {host: facts[plays.VALUES] for host, facts in result.facts.items() if plays.VALUES in facts}
+        spec = spec_of_play(
+            {
+                "pipelines": self.inventory.pipelines,
+                "hosts": list(values),
+                "values": values,
+                "directory": str(self.inventory.directory),
+            }
+        )
+        return self.plan(spec, typed_facts(result))
+
+    def plan_from_facts(self, facts: Mapping[str, NodeFacts]) -> Plan:
+        """Return the plan that follows from saved facts, without any host."""
+        missing = [host.name for pipeline in self.spec.pipelines for host in pipeline.hosts if host.name not in facts]
+        if missing:
+            raise InputError(
+                f"the facts of {', '.join(missing)} are not in the file", where="--facts", remedy="save the facts anew"
+            )
+        pending = sorted({name for pipeline in self.spec.pipelines for name in pipeline.pending})
+        if pending:
+            raise InputError(
+                f"only a play can read {', '.join(pending)}",
+                where=str(self.inventory.path),
+                remedy="leave --facts out, or give these variables plain values",
+            )
+        return self.plan(self.spec, facts)
+
+    def plan(self, spec: Spec, facts: Mapping[str, NodeFacts]) -> Plan:
+        """Return the plan of the pipelines whose hosts all have facts."""
+        members = {pipeline.name: [host.name for host in pipeline.hosts] for pipeline in spec.pipelines}
+        chosen = whole_pipelines(members, facts)
+        pipelines = tuple(pipeline for pipeline in spec.pipelines if pipeline.name in chosen)
+        spec = spec.model_copy(update={"pipelines": pipelines})
+        return make_plan(spec, facts, resolve_models(spec, self.secrets.get("ppdeploy_hf_token")))
+
+    def error_of(self, result: RunResult) -> PpdeployError | None:
+        """Return a run's error. One of planning is found again here, for its type: a play has only its text."""
+        error = result.error()
+        if error and result.failures and all(failure.is_planning for failure in result.failures):
+            try:
+                self.plan_from_play(result)
+            except PpdeployError as typed:
+                return typed
+        return error
+
+
+def typed_facts(result: RunResult) -> dict[str, NodeFacts]:
+    """Return the facts of every host that a run asked."""
+    return {host: NodeFacts.from_module(host, raw) for host, raw in result.results.get(plays.FACTS_TASK, {}).items()}
+
+
+def open_session(request: Request) -> Session:
+    """Ask for passwords, then read and check the inventory; nothing of it touches a host."""
+    options = request.options
+    passwords = ask_passwords(become=request.ask_become_pass, vault=options.vault)
+    with passwords.vault_arguments() as asked:
+        inventory = load_inventory(
+            request.inventory, vault_args=[*options.vault.arguments(), *asked], extra_vars=options.extra_vars
+        )
+    secrets = _secrets(inventory.values)
+    return Session(
+        inventory=inventory,
+        spec=inventory.spec(),
+        options=options,
+        passwords=passwords,
+        redactor=Redactor([*passwords.values(), *secrets.values()]),
+        secrets=secrets,
+        as_json=request.as_json,
+    )
+
+
+def _secrets(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the secrets of the inventory by name; a cluster has one value for each."""
+    names = secret_variable_names()
+    return {name: str(value) for own in values.values() for name, value in own.items() if name in names and value}

@@ -1,0 +1,23 @@
+"""All verbs, in the order of `ppdeploy --help`."""
+
+from __future__ import annotations
+
+from ppdeploy.cli.app import app
+from ppdeploy.cli.applying import apply, check, smoke
+from ppdeploy.cli.docs import docs_variables
+from ppdeploy.cli.init import init
+from ppdeploy.cli.lifecycle import restart, start, stop
+from ppdeploy.cli.options import cluster_verb
+from ppdeploy.cli.planning import plan, render
+from ppdeploy.cli.status import status
+from ppdeploy.lab.cli import lab_app
+
+app.command()(init)
+app.command()(plan)
+app.command()(render)
+cluster_verb(app, check)
+app.command()(apply)
+for verb in (smoke, status, start, stop, restart):
+    cluster_verb(app, verb)
+app.add_typer(lab_app, name="lab")
+app.command(hidden=True)(docs_variables)
