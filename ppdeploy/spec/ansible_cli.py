@@ -107,21 +107,21 @@ def _unreadable(path: Path, messages: str) -> InputError:
         )
     reasons = re.findall(r"Failed to parse inventory with '(\w+)' plugin: (.+)", messages)
     errors = [text for text in re.findall(r"\[ERROR\]: (.+)", messages) if "Completely failed" not in text]
-    reason = _reason(path, reasons) or (errors[0] if errors else "Ansible finds no inventory in it")
+    failed = re.search(r"Completely failed to parse inventory source (.+)", messages)
+    reason = _reason(Path(failed[1]) if failed else path, reasons) or (
+        errors[0] if errors else "Ansible finds no inventory in it"
+    )
     reason = re.sub(r"^(YAML parsing failed|Failed to parse inventory): ", "", reason.strip())
     reason = reason.replace(str(path.absolute()), str(path)).rstrip(".")
     return InputError(
         f"the inventory cannot be read: {reason}",
         where=_place(path, messages, yaml_first="YAML" in messages),
-        remedy=f"correct it; `ansible-inventory -i {path} --list` says more",
+        remedy=f"correct it, or move away what is none; `ansible-inventory -i {path} --list` says more",
     )
 
 
-def _reason(path: Path, reasons: Sequence[tuple[str, str]]) -> str | None:
+def _reason(source: Path, reasons: Sequence[tuple[str, str]]) -> str | None:
     """Return what the plugin that the file is meant for says; Ansible tries them all."""
-    source = path
-    if source.is_dir():
-        return reasons[0][1] if reasons else None
     wanted = ("yaml", "auto") if source.suffix in (".yml", ".yaml", ".json") else ("ini",)
     if os.access(source, os.X_OK):
         wanted = ("script",)

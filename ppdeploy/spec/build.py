@@ -42,9 +42,7 @@ RESERVED_NAMES = frozenset(
 )
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
 
-DOCUMENTATION_NETWORKS = tuple(
-    IPv4Network(text) for text in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")
-)
+DOCUMENTATION_NETWORKS = tuple(IPv4Network(text) for text in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"))
 """RFC 5737: addresses that belong to nobody, which the example inventory uses."""
 
 
@@ -121,6 +119,8 @@ class _Builder:
         self.pending = pending
         self.locate = locate
         self.problems: list[Problem] = []
+        self.unusable: dict[tuple[str, str], list[str]] = {}
+        """Hosts by variable and reason, for values that are no plain data."""
 
     def build(self, pipelines: Mapping[str, Sequence[str]], inventory_dir: Path) -> Spec:
         self._check_pipelines(pipelines)
@@ -165,9 +165,7 @@ class _Builder:
                     "rename the group: a small letter, then at most 30 small letters, digits and _",
                 )
             if not members:
-                self._add(
-                    "the pipeline has no hosts", where, "add its hosts, in rank order, or remove the group"
-                )
+                self._add("the pipeline has no hosts", where, "add its hosts, in rank order, or remove the group")
             for host in members:
                 homes.setdefault(host, []).append(name)
         for host, groups in homes.items():
@@ -188,9 +186,7 @@ class _Builder:
         seen: dict[tuple[str, str], list[str]] = {}
         for host in hosts:
             address = self.addresses.get(host)
-            if address is not None and (
-                not isinstance(address, str) or not re.fullmatch(r"[^\s/]+", address)
-            ):
+            if address is not None and (not isinstance(address, str) or not re.fullmatch(r"[^\s/]+", address)):
                 self._add(
                     f"ansible_host is {shown(address)}, which is no address",
                     f"host {host}",
@@ -211,24 +207,27 @@ class _Builder:
     # ---- values
 
     def _plain_values(self, host: str) -> dict[str, JsonValue]:
-        """Return the host's known variables that are set, as plain data."""
+        """Return the host's known variables that are set, as plain data; what is no such data is kept aside."""
         result: dict[str, JsonValue] = {}
         for name, value in self.values.get(host, {}).items():
-            variable = VARIABLES.get(name)
-            if variable is None or name in self._pending_of(host):
+            if name not in VARIABLES or name in self._pending_of(host):
                 continue
             try:
                 item = plain(value)
             except ValueError as reason:
-                self._add(
-                    f"{name} cannot be used, since {reason}",
-                    self._where(name, f"host {host}"),
-                    f"set it to {variable.must}",
-                )
+                self.unusable.setdefault((name, str(reason)), []).append(host)
                 continue
             if item is not None:
                 result[name] = item
         return result
+
+    def _tell_unusable(self, pipeline: str, hosts: Sequence[str]) -> None:
+        for (name, reason), everywhere in self.unusable.items():
+            here = [host for host in everywhere if host in hosts]
+            if here:
+                where = f"pipeline {pipeline}" if len(here) == len(hosts) else f"host {shortened_list(here)}"
+                must = VARIABLES[name].must
+                self._add(f"{name} cannot be used, since {reason}", self._where(name, where), f"set it to {must}")
 
     def _pending_of(self, host: str) -> AbstractSet[str]:
         return self.pending.get(host, frozenset())
@@ -244,7 +243,7 @@ class _Builder:
         """Return the values that the hosts have in common; one that differs is a problem."""
         common: dict[str, JsonValue] = {}
         for name in names:
-            if any(name in self._pending_of(host) for host in hosts):
+            if any(name in self._pending_of(host) for host in hosts) or name in {n for n, _ in self.unusable}:
                 continue
             kinds: dict[str, list[str]] = {}
             for host in hosts:
@@ -280,6 +279,7 @@ class _Builder:
         inventory_dir: Path,
     ) -> PipelineSpec | None:
         before = len(self.problems)
+        self._tell_unusable(name, hosts)
         names = [v.name for v in VARIABLES.values() if v.scope != "host"]
         wanted = [n for n in names if VARIABLES[n].scope == "pipeline"]
         values = self._one_value(wanted, hosts, given, f"pipeline {name}", f"the group {name}")
@@ -288,8 +288,8 @@ class _Builder:
                 values[variable] = given[hosts[0]][variable]
         pending = tuple(n for n in VARIABLES if any(n in self._pending_of(host) for host in hosts))
         where = f"pipeline {name}"
-        differing = len(self.problems) > before
-        main = self._validate(PipelineVars, values, where, pending, complete=not differing)
+        told = len(self.problems) > before
+        main = self._validate(PipelineVars, values, where, pending, complete=not told)
         secret = self._validate(SecretVars, values, where, pending)
         members = self._hosts(name, hosts, given, pending)
         if main:
@@ -330,8 +330,7 @@ class _Builder:
         if len(checked) < len(hosts):
             return None
         return tuple(
-            HostSpec(name=host, address=str(self.addresses.get(host) or host), vars=checked[host])
-            for host in hosts
+            HostSpec(name=host, address=str(self.addresses.get(host) or host), vars=checked[host]) for host in hosts
         )
 
     def _validate(

@@ -26,8 +26,8 @@ _INTRO = """\
 <!-- Made by `ppdeploy docs-variables` from ppdeploy/spec/variables.py: edit that file, not this one. -->
 
 The inventory is the only input. Each group below `vllm` is a pipeline: one model, served by the hosts of that
-group in their order. What is not set has the default. A name that is not in these tables is refused, and so is a
-value of another form; `ppdeploy plan` says both before any host is touched.
+group in their order. What is not set has the default. A name that is not in these tables is refused, and so
+is a value of another form; `ppdeploy plan` says both before any host is touched.
 """
 
 _PASSED_ON = """\

@@ -70,16 +70,14 @@ def example_text(
     """Return the text of an inventory with one pipeline.
 
     Each of `hosts` is `[NAME=][USER@]ADDRESS[:PORT]`, an IPv6 address with a port in brackets. `user` is the
-    account for all of them; `variables` are more `ppdeploy_*` variables of the pipeline. `mark_lines` marks the
-    lines that a person edits, by default only in the example itself. Raises InputError for what would make no
-    usable inventory.
+    account for all of them; `variables` are more `ppdeploy_*` variables of the pipeline. `mark_lines` marks
+    the lines that a person edits, by default only in the example itself. Raises InputError for what would
+    make no usable inventory.
     """
     parsed = _parse(hosts)
     marked = tuple(hosts) == EXAMPLE_HOSTS if mark_lines is None else mark_lines
     _check(model, pipeline, variables or {})
-    lines = "".join(
-        _host_lines(host, f"  # <-- {number}" if marked else "") for number, host in enumerate(parsed, 1)
-    )
+    lines = "".join(_host_lines(host, f"  # <-- {number}" if marked else "") for number, host in enumerate(parsed, 1))
     count = {2: "Three", 3: "Four"}.get(len(parsed), str(len(parsed) + 1))
     text = _HEAD.format(
         edit=f"{count} lines are yours to edit, marked with <--." if marked else "Edit it as you like.",
@@ -115,9 +113,7 @@ def _scalar(text: str) -> str:
 
 def _check(model: str, pipeline: str, variables: Mapping[str, JsonValue]) -> None:
     if not model.strip() or not model.isprintable():
-        raise InputError(
-            "the model has no usable name", where="--model", remedy="give a Hugging Face id or a folder"
-        )
+        raise InputError("the model has no usable name", where="--model", remedy="give a Hugging Face id or a folder")
     if pipeline in RESERVED_NAMES or not PIPELINE_NAME.fullmatch(pipeline):
         raise InputError(
             f"{shown(pipeline)} is no name for a pipeline",
@@ -130,9 +126,7 @@ def _check(model: str, pipeline: str, variables: Mapping[str, JsonValue]) -> Non
 
 def _parse(hosts: Sequence[str]) -> list[_Host]:
     if not hosts:
-        raise InputError(
-            "no host is named", remedy="name the machines, the first one first, such as 198.18.0.11"
-        )
+        raise InputError("no host is named", remedy="name the machines, the first one first, such as 198.18.0.11")
     parsed = [_parse_host(text, number) for number, text in enumerate(hosts, 1)]
     for part in ("name", "address"):
         seen: set[tuple[str, object]] = set()

@@ -51,9 +51,7 @@ class Inventory:
         )
 
 
-def load_inventory(
-    path: Path, *, vault_args: Sequence[str] = (), extra_vars: Sequence[str] = ()
-) -> Inventory:
+def load_inventory(path: Path, *, vault_args: Sequence[str] = (), extra_vars: Sequence[str] = ()) -> Inventory:
     """Return what Ansible makes of the inventory at `path` (a file or a folder).
 
     `vault_args` are passed on as they are (`--vault-password-file FILE`, `--ask-vault-pass`, ...);
@@ -203,6 +201,11 @@ def _check_path(path: Path) -> None:
             remedy="run `ppdeploy init` to write one, or give another with -i",
         )
     if broken:
+        place, binary = broken
         raise InputError(
-            "the inventory has bytes that are not UTF-8", where=broken, remedy="save the file as UTF-8"
+            f"the inventory has {'a file that is no text' if binary else 'bytes that are not UTF-8'}",
+            where=place,
+            remedy="move it out of the inventory's folder, which Ansible reads as a whole"
+            if binary
+            else "save the file as UTF-8",
         )

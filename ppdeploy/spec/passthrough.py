@@ -98,11 +98,12 @@ SHORT_FORMS: dict[str, str] = {
 }
 
 _SECRET_FLAG = re.compile(r"(^|-)(api-key|token|secret|password)$")
+_OPTION_LIKE = re.compile(r"-(?![0-9.]+$)")
 _LONG_NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
 def check_vllm_args(value: object) -> dict[str, JsonValue]:
-    """Return the map with names in vLLM's own spelling (dashes), in the order given.
+    """Return the map with names in vLLM's own spelling (dashes), in the order given, without null entries.
 
     Raises RefusedItemsError for every entry that ppdeploy owns or that is no long option name, ValueError for
     a value that is no map.
@@ -115,7 +116,7 @@ def check_vllm_args(value: object) -> dict[str, JsonValue]:
         problem = _refuse_flag(key, item, taken)
         if problem:
             refused.append(problem)
-        else:
+        elif item is not None:
             taken[key.replace("_", "-")] = item
     if refused:
         raise RefusedItemsError(refused)
@@ -141,12 +142,22 @@ def _refuse_flag(key: object, item: object, taken: dict[str, JsonValue]) -> tupl
         return f"has the name {shown(key)}", "write a long name in small letters, such as max-num-seqs"
     if name in taken:
         return f"has {shown(name)} twice", "keep one of the two spellings"
-    if item is None:
-        return f"gives {shown(key)} no value", "give it one, or true for a flag"
+    return _refuse_argument(key, item)
+
+
+def _refuse_argument(key: str, item: object) -> tuple[str, str] | None:
     try:
         plain(item)
     except ValueError as reason:
         return f"gives {shown(key)} a value that cannot be passed, since {reason}", "write a plain value"
+    values = item if isinstance(item, list) else [item]
+    if not values:
+        return f"gives {shown(key)} an empty list", "remove it, or give it values"
+    if isinstance(item, list) and any(isinstance(value, (bool, dict, list)) or value is None for value in values):
+        return f"gives {shown(key)} a list of other things than text and numbers", "write each value as text"
+    # argparse would take such a value for the next option.
+    if any(isinstance(value, str) and _OPTION_LIKE.match(value) for value in values):
+        return f"gives {shown(key)} a value that starts with a dash", "write options as names of the map"
     return None
 
 
@@ -181,6 +192,7 @@ OWNED_ENV: dict[str, str] = {
     "NCCL_SOCKET_IFNAME": _ENV_FABRIC,
     "TP_SOCKET_IFNAME": _ENV_FABRIC,
     "NCCL_SOCKET_FAMILY": _ENV_FABRIC,
+    "NCCL_IB_DISABLE": "remove it: the ranks talk by TCP over the fabric NIC",
     "CUDA_VISIBLE_DEVICES": "remove it: the plan sets it to exactly the GPUs of each rank",
     "CUDA_DEVICE_ORDER": "remove it: the plan counts GPUs in PCI order, as nvidia-smi does",
     "VLLM_PP_LAYER_PARTITION": "set ppdeploy_layer_partition instead",
@@ -230,14 +242,12 @@ OWNED_ENV: dict[str, str] = {
 }
 """Environment variables that ppdeploy sets or excludes, with what to do instead."""
 
-_SECRET_ENV = re.compile(
-    r"(^|_)(API_?KEY|ACCESS_KEY(_ID)?|PRIVATE_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$"
-)
+_SECRET_ENV = re.compile(r"(^|_)(API_?KEY|ACCESS_KEY(_ID)?|PRIVATE_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_env(value: object) -> dict[str, str]:
-    """Return the map with values as text (true and false as 1 and 0, which is how vLLM and NCCL read them).
+    """Return the map with values as text (true and false as 1 and 0, as vLLM reads them), without nulls.
 
     Raises RefusedItemsError for every entry that ppdeploy owns, that names a secret or is no environment
     variable, ValueError for a value that is no map.
@@ -252,7 +262,7 @@ def check_env(value: object) -> dict[str, str]:
             refused.append(problem)
         elif isinstance(item, bool):
             taken[key] = "1" if item else "0"
-        else:
+        elif item is not None:
             taken[key] = str(item)
     if refused:
         raise RefusedItemsError(refused)
@@ -269,7 +279,7 @@ def _refuse_env(key: object, item: object) -> tuple[str, str] | None:
         remedy = _ENV_HIDDEN
     if remedy:
         return f"sets {key}", remedy
-    if item is None or not isinstance(item, (str, int, float)):
+    if item is not None and not isinstance(item, (str, int, float)):
         return f"gives {key} a value that is not text or a number", "write one value in quotes"
     try:
         plain(item)

@@ -6,6 +6,7 @@ both. Only messages are made of it, never decisions.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -17,41 +18,49 @@ _IGNORED = (".pyc", ".pyo", ".swp", ".bak", "~", ".rpm", ".md", ".txt", ".rst", 
 """Suffixes that Ansible ignores in a folder (INVENTORY_IGNORE_EXTS)."""
 _VARIABLE_FOLDERS = ("group_vars", "host_vars")
 _MAX_BYTES = 4 * 1024 * 1024
+_MAX_FILES = 1000
 
 
 def inventory_files(inventory: Path) -> Iterator[Path]:
-    """Yield the regular text files that make up an inventory (a file or a folder), in a fixed order.
+    """Yield the regular files that make up an inventory (a file, or a folder with all below it), in order.
 
-    Programs among them (dynamic inventories) are left out.
+    Programs among them (dynamic inventories) are left out, and so is all beyond the first `_MAX_FILES`.
     """
-    folder = inventory if inventory.is_dir() else inventory.parent
-    tops = sorted(folder.iterdir()) if inventory.is_dir() else [inventory]
-    for path in tops:
-        if _is_text(path) and path.name not in _VARIABLE_FOLDERS:
-            yield path
+    yield from itertools.islice(_walk(inventory), _MAX_FILES)
+
+
+def _walk(inventory: Path) -> Iterator[Path]:
+    if inventory.is_dir():
+        yield from _below(inventory)
+        return
+    yield inventory
     for name in _VARIABLE_FOLDERS:
-        for root, folders, files in os.walk(folder / name):
-            folders.sort()
-            for file in sorted(files):
-                if _is_text(Path(root, file)):
-                    yield Path(root, file)
+        yield from _below(inventory.parent / name)
 
 
-def _is_text(path: Path) -> bool:
-    if path.name.startswith(".") or path.name.endswith(_IGNORED) or not path.is_file():
-        return False
-    return not os.access(path, os.X_OK) and path.stat().st_size <= _MAX_BYTES
+def _below(folder: Path) -> Iterator[Path]:
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in sorted(files):
+            path = Path(root, file)
+            ignored = file.startswith(".") or file.endswith(_IGNORED)
+            if ignored or not path.is_file() or os.access(path, os.X_OK) or path.stat().st_size > _MAX_BYTES:
+                continue
+            yield path
 
 
-def not_utf8(inventory: Path) -> str | None:
-    """Return `file:line` of the first file with bytes that are not UTF-8, None when all are."""
+def not_utf8(inventory: Path) -> tuple[str, bool] | None:
+    """Return `file:line` of the first file with bytes that are not UTF-8, and whether it is no text at all.
+
+    None when all files are UTF-8.
+    """
     for path in inventory_files(inventory):
         data = path.read_bytes()
         try:
             data.decode("utf-8")
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
-            return f"{path}:{line}"
+            return f"{path}:{line}", b"\0" in data
     return None
 
 

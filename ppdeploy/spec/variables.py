@@ -181,9 +181,7 @@ Url = Annotated[str, AfterValidator(_url)]
 NodeFolder = Annotated[str, AfterValidator(_node_folder)]
 ControllerFolder = Annotated[str, AfterValidator(_controller_folder)]
 _CORE_LIST = r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*"
-Cores = Annotated[
-    str, BeforeValidator(_number_as_text), _matches(rf"auto|nobind|{_CORE_LIST}(\|{_CORE_LIST})*")
-]
+Cores = Annotated[str, BeforeValidator(_number_as_text), _matches(rf"auto|nobind|{_CORE_LIST}(\|{_CORE_LIST})*")]
 
 
 def _var(
@@ -219,8 +217,7 @@ class PipelineVars(Frozen):
         default=...,
     )
     model_revision: Annotated[str, _matches(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")] | None = _var(
-        "The branch, tag or commit of the Hugging Face repository. The commit it stands for is pinned in "
-        "the release.",
+        "The branch, tag or commit of the Hugging Face repository. The commit it stands for is pinned in the release.",
         must="a branch, tag or commit of the repository",
         scope="pipeline",
         unset="main",

@@ -1,0 +1,261 @@
+"""Every variable: what it takes, what it refuses, and that a refusal says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppdeploy.errors import InputError
+from ppdeploy.spec import VARIABLES, PipelineSpec, known_variable_names, spec_from_values
+from ppdeploy.spec.variables import HostVars, PipelineVars
+
+MODEL = {"ppdeploy_model": "Qwen/Qwen3-32B"}
+
+
+def build(**values: Any) -> PipelineSpec:
+    """Return the spec of one pipeline of one host with these variables, given without their prefix."""
+    own = MODEL | {f"ppdeploy_{name}": value for name, value in values.items()}
+    return spec_from_values({"chat": ["a"]}, {"a": own}, inventory_dir=Path("cluster")).pipelines[0]
+
+
+def field(name: str, value: Any) -> Any:
+    """Return what the spec holds for a variable that was set to `value`."""
+    pipeline = build(**{name: value})
+    return getattr(pipeline.vars if name in PipelineVars.model_fields else pipeline.hosts[0].vars, name)
+
+
+GOOD: list[tuple[str, Any, Any]] = [
+    ("model", "gpt2", "gpt2"),
+    ("model", "meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"),
+    ("model", "../models/tiny", "../models/tiny"),
+    ("model", "/srv/models/a b", "/srv/models/a b"),
+    ("model_revision", "refs/pr/7", "refs/pr/7"),
+    ("served_model_name", "chat/fast-1", "chat/fast-1"),
+    ("device", "cpu", "cpu"),
+    ("tensor_parallel_size", 2, 2),
+    ("tensor_parallel_size", "2", 2),
+    ("pipeline_parallel_size", 3, 3),
+    ("layer_partition", [17, 15], (17, 15)),
+    ("layer_partition", "17,15", (17, 15)),
+    ("max_model_len", 16384, 16384),
+    ("kv_cache_gib", 0.5, 0.5),
+    ("kv_cache_gib", "4", 4.0),
+    ("fabric_allow_wireless", "yes", True),
+    ("api_port", 1024, 1024),
+    ("master_port", 65535, 65535),
+    ("vllm_version", "0.33.0", "0.33.0"),
+    ("vllm_version", "0.33.0rc1", "0.33.0rc1"),
+    ("allow_untested_version", True, True),
+    ("start_timeout", 600, 600),
+    ("index_url", "https://index.example/simple", "https://index.example/simple"),
+    ("extra_index_url", "http://[2001:db8::1]:8080/simple", "http://[2001:db8::1]:8080/simple"),
+    ("wheelhouse", "../bundle", "../bundle"),
+    ("uv_cache_dir", "/var/cache/ppdeploy/uv/", "/var/cache/ppdeploy/uv"),
+    ("uv_link_mode", "clone", "clone"),
+    ("models_dir", "/data/models", "/data/models"),
+    ("hf_endpoint", "https://mirror.example", "https://mirror.example"),
+    ("gpu_memory_utilization", 0.98, 0.98),
+    ("gpu_memory_utilization", "0.9", 0.9),
+    ("omp_threads_bind", "0-3|4-7", "0-3|4-7"),
+    ("omp_threads_bind", 0, "0"),
+    ("omp_threads_bind", "nobind", "nobind"),
+    ("fabric_interface", "enp65s0f0np0", "enp65s0f0np0"),
+    ("fabric_interface", "bond0.100", "bond0.100"),
+]
+
+BAD: list[tuple[str, Any, str]] = [
+    ("model", "a b", "neither a Hugging Face id nor a path"),
+    ("model", "a/b/c", "neither"),
+    ("model", "https://huggingface.co/a/b", "neither"),
+    ("model", "", "neither"),
+    ("model", "~someone/model", "neither"),
+    ("model", 5, "ppdeploy_model is 5"),
+    ("model", "./a\nb", "line break"),
+    ("model_revision", "-x", "set it to a branch, tag or commit"),
+    ("served_model_name", "two words", "set it to a name of letters"),
+    ("device", "gpu", "set it to cuda or cpu"),
+    ("device", "CUDA", "set it to cuda or cpu"),
+    ("tensor_parallel_size", 0, "set it to a whole number from 1"),
+    ("tensor_parallel_size", True, "yes/no"),
+    ("tensor_parallel_size", 1.5, "whole number"),
+    ("pipeline_parallel_size", -2, "whole number from 1"),
+    ("layer_partition", [], "list of whole numbers"),
+    ("layer_partition", [16, 0], "list of whole numbers"),
+    ("layer_partition", "16;16", "list of whole numbers"),
+    ("layer_partition", 32, "list of whole numbers"),
+    ("max_model_len", "32k", "whole number from 1"),
+    ("max_model_len", float("inf"), "not finite"),
+    ("kv_cache_gib", 0, "number above 0"),
+    ("kv_cache_gib", 10**30, "beyond 64 bits"),
+    ("fabric_subnet", "192.0.2.1", "no prefix length"),
+    ("fabric_subnet", "192.0.2.1/24", "host bits set; the network is 192.0.2.0/24"),
+    ("fabric_subnet", "2001:db8::/64", "not an IPv4 network"),
+    ("fabric_subnet", 24, "no prefix length"),
+    ("fabric_allow_wireless", "perhaps", "set it to true or false"),
+    ("api_port", 80, "set it to a port from 1024 to 65535"),
+    ("api_port", "http", "port from 1024"),
+    ("master_port", 65536, "port from 1024"),
+    ("vllm_version", 0.33, "put it in quotes"),
+    ("vllm_version", "latest", "not a version"),
+    ("start_timeout", 1, "whole number of seconds"),
+    ("index_url", "ftp://index.example/", "http or https address"),
+    ("index_url", "https://", "http or https address"),
+    ("index_url", "https://a b/", "http or https address"),
+    ("index_url", "https://index.example:port/", "not an address"),
+    ("extra_index_url", "https://me:hunter2@index.example/", "carries a user name or password"),
+    ("wheelhouse", " ", "it is empty"),
+    ("uv_cache_dir", "cache", "not an absolute path"),
+    ("uv_cache_dir", "/data/a b", "not an absolute path"),
+    ("uv_cache_dir", "/data/../etc/x", "not an absolute path"),
+    ("uv_link_mode", "move", "copy, hardlink, symlink or clone"),
+    ("models_dir", "/etc/models", "lies in /etc"),
+    ("models_dir", "/home/me/models", "lies in /home"),
+    ("models_dir", "/var", "name one inside it"),
+    ("models_dir", "/", "not an absolute path"),
+    ("hf_endpoint", "mirror.example", "http or https address"),
+    ("gpu_memory_utilization", 0, "above 0 and at most 0.98"),
+    ("gpu_memory_utilization", 0.99, "above 0 and at most 0.98"),
+    ("gpu_memory_utilization", 90, "above 0 and at most 0.98"),
+    ("gpu_memory_utilization", "90%", "above 0 and at most 0.98"),
+    ("omp_threads_bind", "all", "auto, nobind"),
+    ("omp_threads_bind", "0-", "auto, nobind"),
+    ("fabric_interface", "a-name-of-16-char", "at most 15 characters"),
+    ("fabric_interface", "=eth0", "at most 15 characters"),
+    ("fabric_interface", "eth0\0", "control character U+0000"),
+    ("vllm_args", "--seed 1", "it is not a map"),
+    ("vllm_args", [{"seed": 1}], "it is not a map"),
+    ("env", "A=1", "it is not a map"),
+    ("hf_token", "", "not a usable value"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), GOOD)
+def test_a_good_value_is_taken_in_its_type(name: str, value: Any, expected: Any) -> None:
+    taken = field(name, value)
+    assert (taken, type(taken)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), BAD)
+def test_a_bad_value_is_refused_with_its_name_its_place_and_what_to_set(name: str, value: Any, reason: str) -> None:
+    with pytest.raises(InputError) as error:
+        build(**{name: value})
+    text = str(error.value)
+    assert "\n" not in text
+    assert text.startswith(f"ppdeploy_{name} ")
+    assert reason in text
+    assert "(pipeline chat" in text
+    assert ": set it to " in text
+
+
+def test_every_variable_has_a_good_and_a_bad_example_here() -> None:
+    every = {name.removeprefix("ppdeploy_") for name in known_variable_names()}
+    assert {name for name, _, _ in BAD} | {"wheelhouse_on_nodes", "allow_untested_version"} == every
+    tested_elsewhere = {"wheelhouse_on_nodes", "vllm_args", "env", "hf_token", "fabric_subnet"}
+    assert {name for name, _, _ in GOOD} | tested_elsewhere == every
+
+
+@pytest.mark.parametrize("variable", VARIABLES.values(), ids=lambda variable: variable.field)
+def test_a_variable_is_described_and_says_what_holds_without_it(variable: Any) -> None:
+    assert variable.sentence.endswith(".")
+    assert variable.must[0].islower()
+    assert variable.default is not None or variable.unset
+    assert (variable.scope == "host") == (variable.owner is HostVars)
+
+
+def test_null_is_the_default() -> None:
+    assert build(api_port=None, fabric_interface=None) == build()
+    with pytest.raises(InputError, match=r"^ppdeploy_model is not set \(pipeline chat\): set it to "):
+        build(model=None)
+
+
+def test_a_subnet_is_a_network() -> None:
+    assert str(build(fabric_subnet="198.18.1.0/24").vars.fabric_subnet) == "198.18.1.0/24"
+
+
+def test_two_ports_are_distinct() -> None:
+    with pytest.raises(InputError, match=r"both 29501 .*: give them two different ports"):
+        build(api_port=29501)
+
+
+def test_a_partition_has_one_number_for_each_stage() -> None:
+    assert build(layer_partition=[17, 15], pipeline_parallel_size=2).vars.layer_partition == (17, 15)
+    with pytest.raises(InputError, match=r"ppdeploy_layer_partition has 2 stages, and .* is 3"):
+        build(layer_partition=[17, 15], pipeline_parallel_size=3)
+
+
+def test_a_folder_has_no_revision() -> None:
+    assert build(model_revision="main").vars.model_revision == "main"
+    with pytest.raises(InputError, match=r"a folder, which has no revisions .*: remove ppdeploy_model_revision"):
+        build(model="./tiny", model_revision="main")
+
+
+@pytest.mark.parametrize("folder", [None, "../bundle"])
+def test_a_wheelhouse_on_the_nodes_has_an_absolute_path(folder: str | None) -> None:
+    assert build(wheelhouse="/mnt/bundle", wheelhouse_on_nodes=True).wheelhouse_path == Path("/mnt/bundle")
+    with pytest.raises(InputError, match="without an absolute path in ppdeploy_wheelhouse"):
+        build(wheelhouse=folder, wheelhouse_on_nodes=True)
+
+
+def test_a_password_in_an_address_is_not_repeated() -> None:
+    with pytest.raises(InputError) as error:
+        build(index_url="https://me:hunter2@index.example/")
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("token", ["", "x" * 600, ["hunter2"], {"token": "hunter2"}, "hunter2\n"])
+def test_a_token_is_in_no_message(token: object) -> None:
+    with pytest.raises(InputError) as error:
+        build(hf_token=token)
+    assert "ppdeploy_hf_token" in str(error.value)
+    assert "hunter2" not in str(error.value)
+    assert "xxx" not in str(error.value)
+
+
+def test_a_token_is_in_no_spec() -> None:
+    pipeline = build(hf_token="hunter2")
+    assert pipeline.has_hf_token
+    assert not build().has_hf_token
+    assert "hunter2" not in pipeline.model_dump_json() + repr(pipeline)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters()), inner, max_size=4),
+    max_leaves=12,
+)
+# Text that is near to something that a variable takes, where mistakes of a validator would hide.
+NEAR = st.text(alphabet="0123456789./:-_|,~[]@%${}\\'\"= abhtps\n\0é\ud800", max_size=24)
+
+
+def told_or_taken(name: str, value: Any) -> tuple[str, str]:
+    """Return the error's text and the spec as JSON; one of them is empty. Any other exception is a failure."""
+    try:
+        spec = spec_from_values({"chat": ["a"]}, {"a": MODEL | {name: value}}, inventory_dir=Path("cluster"))
+    except InputError as error:
+        return str(error), ""
+    return "", spec.model_dump_json()
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=st.sampled_from(known_variable_names()), value=JSON | NEAR)
+def test_any_json_for_any_variable_is_taken_or_told(name: str, value: Any) -> None:
+    told, taken = told_or_taken(name, value)
+    assert taken or name in told
+    assert all(line.isprintable() for line in told.split("\n"))
+    assert len(told) < 4000
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(["ppdeploy_vllm_args", "ppdeploy_env"]),
+    value=st.dictionaries(st.text(st.characters()) | st.text("abcdehlmnopst-_0", max_size=12), JSON, max_size=5),
+)
+def test_any_map_that_is_passed_on_is_taken_or_told(name: str, value: Any) -> None:
+    told, taken = told_or_taken(name, value)
+    assert taken or name in told
+    # What is taken has to fit into one line of a file each.
+    assert "\\n" not in taken
