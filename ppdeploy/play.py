@@ -56,7 +56,7 @@ def spec_of_play(inventory: Mapping[str, Any]) -> Spec:
 
 
 def request_of_play(inventory: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what the facts module is asked on each host; wrong input ends the play here, before any host is touched."""
+    """Return what the facts module is asked on each host; wrong input ends the play before any host is touched."""
     return facts_request(spec_of_play(inventory))
 
 
@@ -94,21 +94,14 @@ def plan_of_play(
     for pipeline in plan.pipelines:
         text = release_json(pipeline)
         for node in pipeline.nodes:
-            slice_ = node_slice(
-                spec.pipeline(pipeline.name), pipeline, node, typed[node.host], models[pipeline.name], text
-            )
-            nodes[node.host] = slice_
+            nodes[node.host] = {
+                **node_slice(pipeline, node, typed[node.host], text),
+                "model": model_slice(pipeline, node, models[pipeline.name]),
+            }
     return {"plan": plan.model_dump(mode="json"), "nodes": nodes}
 
 
-def node_slice(
-    spec: PipelineSpec,
-    pipeline: PipelinePlan,
-    node: NodePlan,
-    facts: NodeFacts,
-    source: ModelSource,
-    release_text: str,
-) -> dict[str, Any]:
+def node_slice(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release_text: str) -> dict[str, Any]:
     """Return what the roles of one node are given."""
     state = facts.pipelines.get(pipeline.name)
     return {
@@ -135,6 +128,28 @@ def node_slice(
     }
 
 
+def model_slice(pipeline: PipelinePlan, node: NodePlan, source: ModelSource) -> dict[str, Any]:
+    """Return what the role model_store is given: who gets the files first, and who pulls them from there."""
+    lacking = [other for other in pipeline.nodes if other.work.place_model]
+    holders = [other for other in pipeline.nodes if not other.work.place_model]
+    first = (holders or list(pipeline.nodes))[0]
+    pullers = [other.fabric.address for other in lacking if other.host != first.host]
+    return {
+        "kind": source.kind,
+        "directory": pipeline.model.directory,
+        "manifest": source.manifest.entries(),
+        "present": not node.work.place_model,
+        "source_here": node.host == first.host,
+        "source_address": first.fabric.address,
+        "peers": pullers if node.host == first.host else [],
+        "path": source.location if source.kind == "folder" else None,
+        "repository": source.location if source.kind == "hub" else None,
+        "commit": source.commit,
+        "endpoint": source.endpoint,
+        "python": f"{pipeline.environment.directory}/bin/python",
+    }
+
+
 def smoke_of_play(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Judge the smoke test of every pipeline in a play.
 
@@ -157,4 +172,5 @@ def smoke_of_play(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]
         if not report.ok:
             failures.append(f"pipeline {pipeline.name} does not serve: " + "; ".join(report.failures()))
             failures.append(side_by_side(report.journals))
-    return {"reports": reports, "failures": failures}
+    failed = [report["pipeline"] for report in reports if not report["ok"]]
+    return {"reports": reports, "failures": failures, "failed": failed}

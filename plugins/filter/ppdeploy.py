@@ -22,6 +22,7 @@ try:
     from ppdeploy import play
     from ppdeploy.errors import PpdeployError
     from ppdeploy.paths import data_root
+    from ppdeploy.rsh import push_argv
     from ppdeploy.spec import secret_variable_names
 except ImportError as error:
     raise AnsibleFilterError(
@@ -81,5 +82,6 @@ class FilterModule:
             "ppdeploy_pick": pick,
             "ppdeploy_facts_request": _told(play.request_of_play),
             "ppdeploy_plan": _told(play.plan_of_play),
+            "ppdeploy_push": _told(push_argv),
             "ppdeploy_smoke_report": _told(play.smoke_of_play),
         }
