@@ -30,9 +30,7 @@ class HubRepository:
             info = huggingface_hub.HfApi(endpoint=self._endpoint).model_info(
                 self._repo, revision=self._revision, files_metadata=True, token=self._token, timeout=30
             )
-        except (
-            Exception
-        ) as exc:  # its HTTP library, another one in each major version, has its own base class
+        except Exception as exc:  # its HTTP library, another one in each major version, has its own base class
             raise self._told(exc) from exc
         siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
         files = []
@@ -76,9 +74,7 @@ class HubRepository:
         # `errors` is loaded with HfApi, which was used before anything could fail.
         cause: BaseException = exc
         # The client wraps what went wrong in "not in the cache either", which helps nobody.
-        while (
-            isinstance(cause, huggingface_hub.errors.LocalEntryNotFoundError) and cause.__cause__ is not None
-        ):
+        while isinstance(cause, huggingface_hub.errors.LocalEntryNotFoundError) and cause.__cause__ is not None:
             cause = cause.__cause__
         status = getattr(getattr(cause, "response", None), "status_code", None)
         page = f"{self._endpoint}/{self._repo}"
@@ -112,9 +108,7 @@ class HubRepository:
             ),
             (
                 status in (401, 403),
-                f"the hub refused the token (HTTP {status})"
-                if self._token
-                else f"HTTP {status} from the hub",
+                f"the hub refused the token (HTTP {status})" if self._token else f"HTTP {status} from the hub",
                 "give a valid token in ppdeploy_hf_token or HF_TOKEN",
             ),
             (status is not None, f"the hub answered HTTP {status}", f"check {self._endpoint} and try again"),

@@ -23,9 +23,7 @@ _PICKLE_SUFFIXES = (".bin", ".pt", ".pth")
 # Left behind by training; vLLM skips them by these names too.
 _TRAINING = frozenset({"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"})
 # Folders with the same model for other programs, or with earlier states of it.
-_OTHER_FOLDERS = re.compile(
-    r"(\..*|original|onnx|openvino|metal|coreml|gguf|checkpoint-.*|__pycache__|runs|logs)"
-)
+_OTHER_FOLDERS = re.compile(r"(\..*|original|onnx|openvino|metal|coreml|gguf|checkpoint-.*|__pycache__|runs|logs)")
 # Names that are safe in a list for rsync, in a shell and on any file system.
 _SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@=, -]*")
 _BLOCK = 1 << 20
@@ -39,9 +37,7 @@ class ManifestFile(BaseModel):
     path: str = Field(description="path below the model folder, with /")
     size: int = Field(ge=0, description="bytes")
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$", description="sha256 of the content")
-    git_sha1: str | None = Field(
-        default=None, pattern="^[0-9a-f]{40}$", description="git's hash of the content"
-    )
+    git_sha1: str | None = Field(default=None, pattern="^[0-9a-f]{40}$", description="git's hash of the content")
 
     @model_validator(mode="after")
     def _check(self) -> ManifestFile:

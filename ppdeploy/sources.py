@@ -96,9 +96,7 @@ def _from_folder(model: str, base_dir: Path, allow_no_weights: bool) -> ModelSou
     where = f"ppdeploy_model = {model}" + ("" if str(folder) == model else f", that is {folder}")
     if not folder.is_dir():
         what = "the model path is not a folder" if folder.exists() else "the model folder does not exist"
-        raise InputError(
-            what, where=where, remedy="give the folder that holds config.json, on the controller"
-        )
+        raise InputError(what, where=where, remedy="give the folder that holds config.json, on the controller")
     paths = needed_files(_walk(folder))
     if "config.json" not in paths:
         raise InputError(
@@ -140,9 +138,7 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as exc:
         what = f"the file cannot be read ({exc.strerror or exc})"
-        raise InputError(
-            what, where=str(path), remedy="check its owner and mode, and where it links to"
-        ) from exc
+        raise InputError(what, where=str(path), remedy="check its owner and mode, and where it links to") from exc
 
 
 def _folder_name(folder: Path) -> str:
@@ -170,15 +166,11 @@ def _check_index(text: bytes, paths: Iterable[str], where: str) -> None:
     index = parse_json(text, where)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise InputError(
-            "the index has no weight_map of file names", where=where, remedy="fetch the file again"
-        )
+        raise InputError("the index has no weight_map of file names", where=where, remedy="fetch the file again")
     absent = sorted(set(weight_map.values()) - set(paths))
     if absent:
         names = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-        raise InputError(
-            f"the index names absent files: {names}", where=where, remedy="complete the download"
-        )
+        raise InputError(f"the index names absent files: {names}", where=where, remedy="complete the download")
 
 
 def _check_weight_file(path: Path) -> None:
@@ -203,9 +195,7 @@ def _check_weight_file(path: Path) -> None:
                 header = json.loads(text) if len(text) == length else None
     except OSError as exc:
         what = f"the file cannot be read ({exc.strerror or exc})"
-        raise InputError(
-            what, where=str(path), remedy="check its owner and mode, and where it links to"
-        ) from exc
+        raise InputError(what, where=str(path), remedy="check its owner and mode, and where it links to") from exc
     except ValueError:
         header = None
     if not isinstance(header, dict):
@@ -220,14 +210,10 @@ def _check_weight_file(path: Path) -> None:
 
 def _end_of(tensor: Any) -> int:
     offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
-    return (
-        offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and isinstance(offsets[1], int) else 0
-    )
+    return offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and isinstance(offsets[1], int) else 0
 
 
-def _from_hub(
-    repo: str, revision: str | None, endpoint: str, token: str | None, allow_no_weights: bool
-) -> ModelSource:
+def _from_hub(repo: str, revision: str | None, endpoint: str, token: str | None, allow_no_weights: bool) -> ModelSource:
     where = f"ppdeploy_model = {repo}" + (f", ppdeploy_model_revision = {revision}" if revision else "")
     if revision and COMMIT.fullmatch(revision):
         # A commit never changes, so one that was read once needs no hub: plans work while it is away.

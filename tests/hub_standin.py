@@ -102,8 +102,7 @@ class HubStandin:
         # Large files come from a second server: the client treats redirects to another host differently from
         # those within the hub, and must not take the token there.
         self._servers = [
-            ThreadingHTTPServer((self.bind, port), Handler)
-            for port in (self.port, self.port and self.port + 1)
+            ThreadingHTTPServer((self.bind, port), Handler) for port in (self.port, self.port and self.port + 1)
         ]
         self._threads = [threading.Thread(target=s.serve_forever, args=(0.05,)) for s in self._servers]
         for thread in self._threads:
@@ -224,9 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         cut = cuts.pop(0) if cuts and self.command == "GET" else None
         self._send(status, headers, content, cut=cut)
 
-    def _fail(
-        self, status: int, code: str | None, message: str, headers: dict[str, str] | None = None
-    ) -> None:
+    def _fail(self, status: int, code: str | None, message: str, headers: dict[str, str] | None = None) -> None:
         headers = (headers or {}) | {"X-Error-Message": message}
         if code:
             headers["X-Error-Code"] = code

@@ -81,9 +81,7 @@ def hub(model: Path) -> Iterator[HubStandin]:
         yield running
 
 
-def from_hub(
-    hub: HubStandin, repo: str, revision: str | None = None, token: str | None = None
-) -> ModelSource:
+def from_hub(hub: HubStandin, repo: str, revision: str | None = None, token: str | None = None) -> ModelSource:
     return resolve_source(repo, revision, Path(), hub.endpoint, token)
 
 
@@ -255,9 +253,7 @@ def test_nested_text_config_is_read() -> None:
     assert shape.quantization == "fp8"
 
 
-@pytest.mark.parametrize(
-    "field", ["architectures", "num_hidden_layers", "hidden_size", "num_attention_heads"]
-)
+@pytest.mark.parametrize("field", ["architectures", "num_hidden_layers", "hidden_size", "num_attention_heads"])
 @pytest.mark.parametrize("value", [None, 0, "4", [], True])
 def test_config_without_what_a_plan_needs(field: str, value: object) -> None:
     with pytest.raises(InputError, match=r"config\.json .* \(the file\)"):

@@ -112,9 +112,7 @@ def flip(file: Path, keep_time: bool = False) -> None:
 # --- verified
 
 
-def test_model_is_staged_verified_and_placed(
-    source: Path, directory: Path, manifest: list[dict[str, Any]]
-) -> None:
+def test_model_is_staged_verified_and_placed(source: Path, directory: Path, manifest: list[dict[str, Any]]) -> None:
     staged = run("staged", directory, manifest)
     assert staged["changed"]
     assert not staged["present"]
@@ -168,9 +166,7 @@ def test_check_mode_says_what_would_change_and_does_not(
     assert not run("verified", directory, manifest, check=True)["changed"]
 
 
-def test_damaged_file_is_named_and_removed(
-    source: Path, directory: Path, manifest: list[dict[str, Any]]
-) -> None:
+def test_damaged_file_is_named_and_removed(source: Path, directory: Path, manifest: list[dict[str, Any]]) -> None:
     flip(push(source, directory) / BIG)
     with pytest.raises(FailedError, match=rf"{BIG} arrived damaged"):
         run("verified", directory, manifest)
@@ -317,15 +313,11 @@ def link(daemon: Daemon) -> Iterator[Callable[..., Link]]:
 
 
 def pull(daemon: Daemon, directory: Path, manifest: list[dict[str, Any]], **params: Any) -> dict[str, Any]:
-    return run(
-        "pulled", directory, manifest, source="127.0.0.1", port=daemon.port, address="127.0.0.1", **params
-    )
+    return run("pulled", directory, manifest, source="127.0.0.1", port=daemon.port, address="127.0.0.1", **params)
 
 
 @NEEDS_RSYNC
-def test_model_is_pulled_once(
-    daemon: Daemon, source: Path, directory: Path, manifest: list[dict[str, Any]]
-) -> None:
+def test_model_is_pulled_once(daemon: Daemon, source: Path, directory: Path, manifest: list[dict[str, Any]]) -> None:
     done = pull(daemon, directory, manifest)
     assert done["changed"]
     assert content(directory) == content(source)
@@ -576,17 +568,13 @@ def hub_manifest(source: Path) -> list[dict[str, Any]]:
         file = source / path
         large = path.endswith(".safetensors")
         named = (
-            {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
-            if large
-            else {"git_sha1": git_blob_sha1(file)}
+            {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()} if large else {"git_sha1": git_blob_sha1(file)}
         )
         entries.append({"path": path, "size": file.stat().st_size} | named)
     return entries
 
 
-def download(
-    hub: HubStandin, directory: Path, source: Path, repo: str = "org/tiny", **params: Any
-) -> dict[str, Any]:
+def download(hub: HubStandin, directory: Path, source: Path, repo: str = "org/tiny", **params: Any) -> dict[str, Any]:
     defaults = {
         "repository": repo,
         "commit": hub.repositories[repo].commit,
@@ -634,9 +622,7 @@ def test_cut_connections_are_gone_on_from(hub: HubStandin, source: Path, directo
     assert hub.sent_of(BIG) < size + 2_000_000
 
 
-def test_download_that_gave_up_goes_on_in_the_next_run(
-    hub: HubStandin, source: Path, directory: Path
-) -> None:
+def test_download_that_gave_up_goes_on_in_the_next_run(hub: HubStandin, source: Path, directory: Path) -> None:
     size = enlarge(source)
     # Six breaks without a byte between them end the client; what came before the first stays.
     hub.cuts[BIG] = [11_000_000] + [0] * 7
@@ -677,9 +663,7 @@ def test_absent_commit_is_a_sentence(hub: HubStandin, source: Path, directory: P
         download(hub, directory, source, commit="0" * 40)
 
 
-def test_python_without_the_client_is_named(
-    hub: HubStandin, source: Path, directory: Path, tmp_path: Path
-) -> None:
+def test_python_without_the_client_is_named(hub: HubStandin, source: Path, directory: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     with pytest.raises(FailedError, match="has no huggingface_hub"):
         download(hub, directory, source, python=str(tmp_path / "bare" / "bin" / "python"))
