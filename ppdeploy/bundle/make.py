@@ -1,0 +1,233 @@
+"""Make a bundle: fetch what is missing, check it, and put the folder in its place at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppdeploy.bundle.alone import alone
+from ppdeploy.bundle.content import (
+    LOCKS,
+    MANIFEST,
+    WHEELS,
+    Bundle,
+    BundleFile,
+    BundleLock,
+    open_bundle,
+    sha256,
+    verify_bundle,
+)
+from ppdeploy.bundle.pip import fetch
+from ppdeploy.errors import BlockedError, InputError
+from ppdeploy.locks import Lock, Wheel, uv_wheel
+from ppdeploy.paths import cache_dir
+
+_BATCH_BYTES = 64 * 1024**2
+"""pip keeps nothing of a run that is cut off, so it is run for about this much at a time."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a bundle is."""
+
+    done: int
+    """Bytes."""
+    total: int
+    """Bytes."""
+    doing: str
+    """What happens now, such as the names of the packages that are fetched."""
+
+
+def default_folder(locks: Sequence[Lock]) -> Path:
+    """Return where the bundle of these locks lies when no folder is named."""
+    digests = sorted(lock.digest for lock in locks)
+    key = digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return cache_dir() / "wheelhouse" / key[:16]
+
+
+def make_bundle(
+    locks: Lock | Sequence[Lock],
+    out: Path | None = None,
+    *,
+    index_url: str | None = None,
+    extra_index_url: str | None = None,
+    verify: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Bundle:
+    """Make the bundle of one or more locks in `out`, or return it when it is there already.
+
+    The files come by pip as it is set up on this machine, `index_url` standing in for its index and
+    `extra_index_url` added to it. Work goes on in `OUT.partial`, which is kept when it is interrupted and
+    renamed to `out` when every hash was checked; a second run at the same time waits. `verify` hashes the
+    files of a bundle that is there already. Raises InputError, BlockedError when the disk is too small, or
+    PpdeployError from pip.
+    """
+    wanted = [locks] if isinstance(locks, Lock) else list(locks)
+    folder = out or default_folder(wanted)
+    tell = progress or (lambda _: None)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone(folder, lambda: tell(Progress(0, 0, "waiting for another ppdeploy that makes the same bundle"))):
+        held = _existing(folder)
+        if held is not None and all(held.holds(lock) for lock in wanted):
+            if verify:
+                verify_bundle(held)
+            return held
+        partial = folder.with_name(f"{folder.name}.partial")
+        (partial / WHEELS).mkdir(parents=True, exist_ok=True)
+        if held is not None:
+            _take_over(held, partial)
+        bundle = _fill(partial, wanted, index_url, extra_index_url, tell)
+        _put_in_place(partial, folder)
+    return bundle.at(folder)
+
+
+def _fill(
+    partial: Path,
+    locks: Sequence[Lock],
+    index_url: str | None,
+    extra_index_url: str | None,
+    tell: Callable[[Progress], None],
+) -> Bundle:
+    """Complete the folder of a bundle, its manifest last."""
+    wheels = partial / WHEELS
+    needed: dict[str, tuple[Wheel, Lock]] = {}
+    for lock in locks:
+        for wheel in (*lock.wheels, uv_wheel(lock.machine)):
+            needed.setdefault(wheel.file, (wheel, lock))
+        for name, content in lock.made_wheels.items():
+            (wheels / name).write_bytes(content)
+    total = sum(wheel.size for wheel, _ in needed.values())
+    tell(Progress(0, total, "checking what is there"))
+    missing = {name: pair for name, pair in needed.items() if not _good(wheels / name, pair[0])}
+    _check_disk(partial, [wheel for wheel, _ in missing.values()])
+    done = total - sum(wheel.size for wheel, _ in missing.values())
+    for batch, lock in _batches(list(missing.values())):
+        doing = ", ".join(wheel.project for wheel in batch[:3]) + (" ..." if len(batch) > 3 else "")
+        tell(Progress(done, total, doing))
+        fetch(
+            batch,
+            lock,
+            wheels,
+            index_url=index_url,
+            extra_index_url=extra_index_url,
+            watch=_watch(done, total, doing, tell),
+        )
+        _check_batch(batch, wheels)
+        done += sum(wheel.size for wheel in batch)
+    tell(Progress(total, total, "writing the manifest"))
+    for stray in wheels.iterdir():
+        if stray.name not in needed:
+            stray.unlink()
+    return _write_manifest(partial, locks, [wheel for wheel, _ in needed.values()])
+
+
+def _watch(done: int, total: int, doing: str, tell: Callable[[Progress], None]) -> Callable[[int], None]:
+    return lambda held: tell(Progress(min(done + held, total), total, doing))
+
+
+def _write_manifest(partial: Path, locks: Sequence[Lock], wheels: Sequence[Wheel]) -> Bundle:
+    (partial / LOCKS).mkdir(exist_ok=True)
+    files = [BundleFile(path=f"{WHEELS}/{w.file}", sha256=w.sha256, size=w.size) for w in wheels]
+    for lock in locks:
+        (partial / LOCKS / lock.path.name).write_text(lock.text, encoding="utf-8")
+        size = len(lock.text.encode())
+        files.append(BundleFile(path=f"{LOCKS}/{lock.path.name}", sha256=lock.digest, size=size))
+    bundle = Bundle(
+        locks=tuple(
+            BundleLock(
+                file=f"{LOCKS}/{lock.path.name}",
+                digest=lock.digest,
+                device=lock.device,
+                vllm_version=lock.vllm_version,
+                python=lock.python,
+                machine=lock.machine,
+                wheels=tuple(wheel.file for wheel in lock.wheels),
+                uv=uv_wheel(lock.machine).file,
+            )
+            for lock in locks
+        ),
+        files=tuple(sorted(files, key=lambda file: file.path)),
+    )
+    (partial / MANIFEST).write_text(bundle.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return bundle
+
+
+def _batches(missing: Sequence[tuple[Wheel, Lock]]) -> Iterator[tuple[list[Wheel], Lock]]:
+    """Group files of one Python and machine, smallest first, so that an early end keeps much."""
+    targets = {(lock.python, lock.machine): lock for _, lock in missing}
+    for target, lock in targets.items():
+        batch: list[Wheel] = []
+        for wheel, its_lock in sorted(missing, key=lambda pair: pair[0].size):
+            if (its_lock.python, its_lock.machine) != target:
+                continue
+            # One distribution of two versions, which two locks may want, cannot be one request.
+            if batch and (
+                sum(w.size for w in batch) + wheel.size > _BATCH_BYTES or any(w.project == wheel.project for w in batch)
+            ):
+                yield batch, lock
+                batch = []
+            batch.append(wheel)
+        if batch:
+            yield batch, lock
+
+
+def _good(path: Path, wheel: Wheel) -> bool:
+    """Tell whether a file is the wheel; one that is not is removed."""
+    if not path.is_file():
+        return False
+    if path.stat().st_size == wheel.size and sha256(path) == wheel.sha256:
+        return True
+    path.unlink()
+    return False
+
+
+def _check_batch(batch: Sequence[Wheel], wheels: Path) -> None:
+    for wheel in batch:
+        if not _good(wheels / wheel.file, wheel):
+            raise InputError(
+                f"pip brought another file of {wheel.project} than {wheel.file}",
+                remedy="check pip's index and find-links for builds of your own",
+            )
+
+
+def _check_disk(folder: Path, missing: Sequence[Wheel]) -> None:
+    """Refuse to start what cannot end: room for all files, and for a copy of the largest, made by pip."""
+    needed = sum(wheel.size for wheel in missing) + max((wheel.size for wheel in missing), default=0)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise BlockedError(
+            f"the bundle needs {needed / 1e9:.1f} GB more and {free / 1e9:.1f} GB are free",
+            where=str(folder),
+            remedy="free some space or name another folder with --out",
+        )
+
+
+def _existing(folder: Path) -> Bundle | None:
+    """Return the bundle that lies in a folder, None where nothing is; any other content is refused."""
+    if not folder.exists():
+        return None
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        return None
+    return open_bundle(folder)
+
+
+def _take_over(held: Bundle, partial: Path) -> None:
+    """Link the wheels of an older bundle into the new one; they are checked there."""
+    for file in held.files:
+        target = partial / file.path
+        if file.path.startswith(f"{WHEELS}/") and not target.exists():
+            os.link(held.path / file.path, target)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    old = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    partial.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
