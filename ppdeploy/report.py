@@ -44,6 +44,7 @@ def _title(pipeline: PipelinePlan) -> Text:
         (f"pipeline {pipeline.name}", "bold"),
         f"  {pipeline.model.source} ({pipeline.model.layers} layers, {_gib(pipeline.model.weight_bytes)})"
         f"  on {pipeline.device}, tensor x pipeline {of}, vLLM {pipeline.environment.vllm_version}"
+        f" with Python {pipeline.environment.python}"
         f"  release {pipeline.release[:SHORT_DIGEST]}",
     )
 

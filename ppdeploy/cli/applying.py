@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -68,15 +68,21 @@ def apply(
         vault_password_files=vault_password_files,
         vault_ids=vault_ids,
     )
-    session = open_session(Request(inventory, options, ask_become_pass, as_json))
-    with cluster_lock(inventory, "apply"):
+    apply_cluster(Request(inventory, options, ask_become_pass, as_json))
+
+
+def apply_cluster(request: Request) -> list[dict[str, Any]]:
+    """Run the whole play, print what it came to, and return what became of each pipeline."""
+    session = open_session(request)
+    with cluster_lock(request.inventory, "apply"):
         result = session.run(plays.SITE, events=True)
-    _finish(session, result, "apply")
-    if not as_json:
-        if check:
+    summaries = _finish(session, result, "apply")
+    if not request.as_json:
+        if request.options.check:
             say("nothing was changed: these are the changes that an apply would make")
         else:
-            say(_next_commands(session, result))
+            say(_next_commands(session, summaries))
+    return summaries
 
 
 def check(request: Request) -> None:
@@ -109,8 +115,8 @@ def smoke(request: Request) -> None:
     _finish(session, session.run(plays.SMOKE, events=True), "smoke")
 
 
-def _finish(session: Session, result: RunResult, verb: str) -> None:
-    """Print what a run came to, and raise its error if it has one."""
+def _finish(session: Session, result: RunResult, verb: str) -> list[dict[str, Any]]:
+    """Print what a run came to, raise its error if it has one, and return what became of each pipeline."""
     reports = _smoke_reports(result)
     plan = _plan_of(session, result)
     summaries = [
@@ -139,6 +145,7 @@ def _finish(session: Session, result: RunResult, verb: str) -> None:
         if result.status == "ok":
             print_report(*apply_report(summaries, changed))
     _raise(session, result)
+    return summaries
 
 
 def _raise(session: Session, result: RunResult) -> None:
@@ -174,18 +181,13 @@ def _smoke_texts(result: RunResult) -> list[str]:
     return list(_smoke(result).get("failures", ()))
 
 
-def _next_commands(session: Session, result: RunResult) -> str:
-    plan = _plan_of(session, result)
+def _next_commands(session: Session, pipelines: Sequence[Mapping[str, Any]]) -> str:
     where = "" if session.inventory.path == DEFAULT_INVENTORY else f" -i {session.inventory.path}"
     lines = ["next:"]
-    for pipeline in plan.pipelines if plan else ():
-        address = session.inventory.addresses.get(pipeline.head, pipeline.head)
-        port = pipeline.api_port
-        lines += [
-            f"  ssh -L {port}:127.0.0.1:{port} {address}   # then, here:",
-            (
-                f"  curl http://127.0.0.1:{port}/v1/completions -H 'Content-Type: application/json' "
-                f"""-d '{{"model": "{pipeline.served_model_name}", "prompt": "Hello", "max_tokens": 16}}'"""
-            ),
-        ]
+    for one in pipelines:
+        address = session.inventory.addresses.get(one["head"], one["head"])
+        port = one["address"].rpartition(":")[2]
+        body = f'{{"model": "{one["model"]}", "prompt": "Hello", "max_tokens": 16}}'
+        lines.append(f"  ssh -L {port}:127.0.0.1:{port} {address}   # and then, here:")
+        lines.append(f"  curl {one['address']}/v1/completions -H Content-Type:application/json -d '{body}'")
     return "\n".join([*lines, f"  ppdeploy status{where}", f"  ppdeploy smoke{where}"])

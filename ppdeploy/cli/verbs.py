@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ppdeploy.cli.app import app
 from ppdeploy.cli.applying import apply, check, smoke
+from ppdeploy.cli.bundling import bundle
+from ppdeploy.cli.demo import demo
 from ppdeploy.cli.docs import docs_variables
 from ppdeploy.cli.init import init
 from ppdeploy.cli.lifecycle import restart, start, stop
@@ -19,5 +21,7 @@ cluster_verb(app, check)
 app.command()(apply)
 for verb in (smoke, status, start, stop, restart):
     cluster_verb(app, verb)
+app.command()(bundle)
 app.add_typer(lab_app, name="lab")
+app.command()(demo)
 app.command(hidden=True)(docs_variables)

@@ -23,3 +23,5 @@ CHECK_ROLE = "preflight"
 VALUES = "ppdeploy__values"
 PLAN = "ppdeploy__plan"
 SMOKE_REPORTS = "ppdeploy__smoke"
+#: Set on the head of a pipeline that went back to its last release: whether that one serves again.
+SERVES_AGAIN = "ppdeploy__serves_again"

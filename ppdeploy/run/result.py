@@ -11,10 +11,11 @@ from ppdeploy.errors import (
     BlockedError,
     InputError,
     PpdeployError,
+    RolledBackError,
     ServingError,
     UnreachableError,
 )
-from ppdeploy.run.plays import CHECK_ROLE, PLANNING_TASKS, SMOKE_PLAY
+from ppdeploy.run.plays import CHECK_ROLE, PLANNING_TASKS, SERVES_AGAIN, SMOKE_PLAY, SMOKE_REPORTS
 from ppdeploy.run.sentences import Kind, known_sentence
 
 Status = Literal["ok", "failed", "unreachable", "no_hosts", "interrupted", "error"]
@@ -150,12 +151,18 @@ class RunResult:
         if "unreachable" in kinds:
             return UnreachableError
         if all(failure.play == SMOKE_PLAY for failure in self.failures):
-            return ServingError
+            return RolledBackError if self._rolled_back() else ServingError
         # Once something was changed, "nothing touched" would be a lie.
         touched = self.changed > 0 and not self.check
         if not touched and all(failure.is_check or failure.kind == "login" for failure in self.failures):
             return BlockedError
         return ApplyError
+
+    def _rolled_back(self) -> bool:
+        """Whether every pipeline that failed its smoke test serves its last release again."""
+        failed = {name for own in self.facts.values() for name in own.get(SMOKE_REPORTS, {}).get("failed", ())}
+        outcomes = [own[SERVES_AGAIN] for own in self.facts.values() if SERVES_AGAIN in own]
+        return bool(outcomes) and all(outcomes) and len(outcomes) == len(failed)
 
     def _without_failure(self) -> PpdeployError:
         known = next((sentence for text in self.messages if (sentence := known_sentence(text))), None)

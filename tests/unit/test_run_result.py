@@ -12,6 +12,7 @@ from ppdeploy.errors import (
     BlockedError,
     InputError,
     PpdeployError,
+    RolledBackError,
     ServingError,
     UnreachableError,
 )
@@ -59,6 +60,24 @@ def test_exit_code_follows_from_what_failed(
     found = result(*failures, changed=changed)
     assert type(found.error()) is error
     assert found.exit_code == error.exit_code
+
+
+def smoke_facts(*serves_again: bool) -> dict[str, dict[str, Any]]:
+    """What the play sets when the pipelines a and b fail and some of them go back to their last release."""
+    facts: dict[str, dict[str, Any]] = {"node1": {plays.SMOKE_REPORTS: {"failed": ["a", "b"]}}}
+    for number, serves in enumerate(serves_again, 1):
+        facts.setdefault(f"node{number}", {})[plays.SERVES_AGAIN] = serves
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("serves_again", "error"),
+    [((True, True), RolledBackError), ((True, False), ServingError), ((True,), ServingError), ((), ServingError)],
+)
+def test_only_when_all_that_failed_serve_again_the_rollback_is_the_news(
+    serves_again: tuple[bool, ...], error: type[PpdeployError]
+) -> None:
+    assert type(result(SMOKE, facts=smoke_facts(*serves_again)).error()) is error
 
 
 def test_changes_that_check_mode_foresees_are_none() -> None:
@@ -175,7 +194,7 @@ def test_the_playbooks_have_the_names_that_we_look_for() -> None:
     for playbook in (plays.SITE, plays.FACTS, plays.SMOKE):
         assert (data_root() / playbook).is_file()
     variables = "\n".join(texts)
-    for variable in (plays.VALUES, plays.PLAN, plays.SMOKE_REPORTS):
+    for variable in (plays.VALUES, plays.PLAN, plays.SMOKE_REPORTS, plays.SERVES_AGAIN):
         assert re.search(rf"^\s+{variable}: ", variables, re.MULTILINE), variable
 
 
