@@ -98,11 +98,13 @@ def _fill(
     for lock in locks:
         for wheel in (*lock.wheels, uv_wheel(lock.machine)):
             needed.setdefault(wheel.file, (wheel, lock))
-        for name, content in lock.made_wheels.items():
-            (wheels / name).write_bytes(content)
     total = sum(wheel.size for wheel, _ in needed.values())
     tell(Progress(0, total, "checking what is there"))
     missing = {name: pair for name, pair in needed.items() if not _good(wheels / name, pair[0])}
+    for name, (wheel, _) in list(missing.items()):
+        if wheel.content is not None:
+            (wheels / name).write_bytes(wheel.content)
+            del missing[name]
     _check_disk(partial, [wheel for wheel, _ in missing.values()])
     done = total - sum(wheel.size for wheel, _ in missing.values())
     for batch, lock in _batches(list(missing.values())):

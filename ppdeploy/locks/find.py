@@ -54,9 +54,7 @@ def by_digest(digest: str) -> Lock:
     """Return the lock whose digest starts with `digest`, of 16 to 64 hexadecimal digits."""
     found = [lock for lock in available() if len(digest) >= 16 and lock.digest.startswith(digest)]
     if not found:
-        raise InputError(
-            f"no lock of this ppdeploy has the digest {digest}", remedy="use the ppdeploy that named it"
-        )
+        raise InputError(f"no lock of this ppdeploy has the digest {digest}", remedy="use the ppdeploy that named it")
     return found[0]
 
 

