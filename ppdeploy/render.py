@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ppdeploy.facts import FileState, NodeFacts, PipelineState
+from ppdeploy.facts import FileState, NodeFacts, PipelineState, UnitState
 from ppdeploy.paths import data_root
 from ppdeploy.plan.build import GENERIC_UNIT, RELEASE_FILES, ROOT, UNIT_DIR
 from ppdeploy.plan.types import NodePlan, PipelinePlan, Plan, PlannedFile, Work
@@ -186,7 +186,7 @@ def _work(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release: str
         if not _same(existing.get(file_path(pipeline, file)), file, _sha256(render(file.template, values)))
     }
     switch = state is None or state.current != pipeline.release or not _linked(existing, pipeline)
-    running = state is not None and state.unit is not None and state.unit.active_state == "active"
+    running = state is not None and _runs_since_apply(state.unit)
     install_unit = GENERIC_UNIT in missing
     return Work(
         install_venv=node.work.install_venv,
@@ -196,6 +196,11 @@ def _work(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release: str
         switch_release=switch,
         restart=switch or not running or install_unit or bool(missing),
     )
+
+
+def _runs_since_apply(unit: UnitState | None) -> bool:
+    # One that died and that systemd started again has lost its peers, whatever /health says: it never rejoins them.
+    return unit is not None and unit.active_state == "active" and unit.restarts == 0
 
 
 def _existing(state: PipelineState | None, pipeline: PipelinePlan) -> dict[str, FileState]:

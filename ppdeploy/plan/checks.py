@@ -125,10 +125,14 @@ def _disk(s: NodeSituation) -> tuple[str, str] | None:
         needs[place.mount_device] = needs.get(place.mount_device, 0) + size
         if needs[place.mount_device] > place.free_bytes:
             return (
-                f"{path} needs {needs[place.mount_device] / GIB:.1f} GiB and {place.free_bytes / GIB:.1f} GiB are free",
+                f"{path} needs {_size(needs[place.mount_device])} and {_size(place.free_bytes)} are free",
                 f"free space on the file system of {place.measured_at}, or set ppdeploy_models_dir to a larger one",
             )
     return None
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"
 
 
 def _memory(s: NodeSituation) -> tuple[str, str] | None:

@@ -148,7 +148,7 @@ def installed(**unit: Any) -> Any:
                         unit_files=(*(file for file in files if "/releases/" not in file.path), link),
                         unit=UnitState(**state)
                         if node.host == "node2"
-                        else UnitState(**{**state, "active_state": "active"}),
+                        else UnitState(**{**state, "active_state": "active", "restarts": 0}),
                     )
                 }
             }
@@ -185,6 +185,12 @@ def test_one_rank_that_is_down_restarts_all_of_them() -> None:
     nodes = replan(installed(active_state="failed")).nodes
     assert [node.work.restart for node in nodes] == [True, True]
     assert not any(node.work.prepare_release for node in nodes)
+
+
+def test_one_rank_that_systemd_started_again_restarts_all_of_them() -> None:
+    nodes = replan(installed(restarts=1)).nodes
+    assert [node.work.restart for node in nodes] == [True, True]
+    assert not any(node.work.switch_release for node in nodes)
 
 
 def test_a_changed_file_is_written_again() -> None:
