@@ -88,7 +88,15 @@ def _environment() -> dict[str, str]:
         # Values of groups are wanted with each host.
         "ANSIBLE_INVENTORY_EXPORT": "False",
     }
-    return environment
+    return environment | _utf8_locale(environment)
+
+
+def _utf8_locale(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what has to change for Ansible, which refuses to start in another locale than a UTF-8 one."""
+    names = (environment.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    current = next((value for value in names if value), "")
+    # cron, systemd and containers often have none, or C.
+    return {} if re.search(r"\.utf-?8\b", current, re.IGNORECASE) else {"LC_ALL": "C.UTF-8"}
 
 
 # ---- what Ansible says of a broken inventory
@@ -106,11 +114,9 @@ def _unreadable(path: Path, messages: str) -> InputError:
             remedy="give the password with --ask-vault-pass or --vault-password-file FILE",
         )
     reasons = re.findall(r"Failed to parse inventory with '(\w+)' plugin: (.+)", messages)
-    errors = [text for text in re.findall(r"\[ERROR\]: (.+)", messages) if "Completely failed" not in text]
+    errors = re.findall(r"^\[?ERROR\]?: (?!Completely failed)(.+)", messages, re.MULTILINE)
     failed = re.search(r"Completely failed to parse inventory source (.+)", messages)
-    reason = _reason(Path(failed[1]) if failed else path, reasons) or (
-        errors[0] if errors else "Ansible finds no inventory in it"
-    )
+    reason = _reason(Path(failed[1]) if failed else path, reasons) or (errors[0] if errors else _last_line(messages))
     reason = re.sub(r"^(YAML parsing failed|Failed to parse inventory): ", "", reason.strip())
     reason = reason.replace(str(path.absolute()), str(path)).rstrip(".")
     return InputError(
@@ -118,6 +124,12 @@ def _unreadable(path: Path, messages: str) -> InputError:
         where=_place(path, messages, yaml_first="YAML" in messages),
         remedy=f"correct it, or move away what is none; `ansible-inventory -i {path} --list` says more",
     )
+
+
+def _last_line(messages: str) -> str:
+    """Return the last words of a program that did not say what is wrong in Ansible's way."""
+    lines = [line.strip() for line in messages.splitlines() if line.strip()]
+    return lines[-1] if lines and "Completely failed" not in lines[-1] else "Ansible finds no inventory in it"
 
 
 def _reason(source: Path, reasons: Sequence[tuple[str, str]]) -> str | None:

@@ -378,7 +378,19 @@ def test_settings_of_the_shell_do_not_change_what_is_read(write: Write, monkeypa
     monkeypatch.setenv("ANSIBLE_INVENTORY_EXPORT", "True")
     monkeypatch.setenv("ANSIBLE_VERBOSITY", "4")
     monkeypatch.setenv("ANSIBLE_FORCE_COLOR", "1")
+    # Ansible itself refuses to start in this one.
+    monkeypatch.setenv("LC_ALL", "C")
     assert load_inventory(write(TWO_PIPELINES)).spec().pipelines[0].vars.start_timeout == 600
+
+
+def test_what_ansible_says_before_it_starts_is_told(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "no_such_place.UTF-8")
+    assert refusal(write(ONE)).startswith(
+        "the inventory cannot be read: Ansible could not initialize the preferred locale"
+    )
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    monkeypatch.setenv("ANSIBLE_TIMEOUT", "soon")
+    assert "soon" in refusal(write(ONE))
 
 
 def test_ansible_that_is_not_installed_is_told(write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
