@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 from hatch_build import DATA
 from ppdeploy import __version__
+from tests.unit.cli_support import make_cluster_on_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,6 +67,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(sys.executable, "-m", "uv", *install, wheel, cwd=place)
     # A plain path is searched last and its own .pth files are not read: the editable ppdeploy stays out.
     (packages / "dependencies.pth").write_text(f"{Path(yaml.__file__).parents[1]}\n")
+    # Their programs, run by this environment's Python as an install of them would be.
+    for program in Path(sys.executable).parent.glob("ansible*"):
+        first, _, rest = program.read_text().partition("\n")
+        assert first.startswith("#!"), program
+        (place / "bin" / program.name).write_text(f"#!{place / 'bin/python'}\n{rest}")
+        (place / "bin" / program.name).chmod(0o755)
     return place
 
 
@@ -114,6 +121,24 @@ def test_an_installed_playbook_finds_its_roles_modules_and_plugins(installed: Pa
     )
     assert "playbook: " in listed
     assert "TAGS: " in listed
+
+
+def test_an_installed_ppdeploy_plans_and_renders_what_the_checkout_does(installed: Path, tmp_path: Path) -> None:
+    cluster = make_cluster_on_disk(tmp_path)
+    given = ("--inventory", cluster.inventory, "--facts", cluster.facts)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    theirs = run(installed / "bin/ppdeploy", "plan", *given, "--json", cwd=elsewhere)
+    ours = run(sys.executable, "-m", "ppdeploy", "plan", *given, "--json", cwd=ROOT)
+    assert json.loads(theirs) == json.loads(ours)
+    assert {node["host"] for node in json.loads(theirs)["pipelines"][0]["nodes"]} == {"node1", "node2"}
+    run(installed / "bin/ppdeploy", "render", *given, "--out", "theirs", cwd=elsewhere)
+    run(sys.executable, "-m", "ppdeploy", "render", *given, "--out", elsewhere / "ours", cwd=ROOT)
+    assert files_of(elsewhere / "theirs") == files_of(elsewhere / "ours") != {}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_an_editable_install_reads_the_checkout_itself() -> None:
