@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ppdeploy.cli import verbs
-from ppdeploy.cli.app import app, main
+from ppdeploy.cli.command import app, main
 
 __all__ = ["app", "main", "verbs"]

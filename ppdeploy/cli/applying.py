@@ -119,9 +119,8 @@ def _finish(session: Session, result: RunResult, verb: str) -> list[dict[str, An
     """Print what a run came to, raise its error if it has one, and return what became of each pipeline."""
     reports = _smoke_reports(result)
     plan = _plan_of(session, result)
-    summaries = [
-        pipeline_summary(pipeline, reports.get(pipeline.name)) for pipeline in (plan.pipelines if plan else ())
-    ]
+    made = [pipeline_summary(pipeline, reports.get(pipeline.name)) for pipeline in (plan.pipelines if plan else ())]
+    summaries: list[dict[str, Any]] = session.redactor.data(made)
     changed = {host: stats.changed for host, stats in result.stats.items() if stats.changed}
     if session.as_json:
         error = session.error_of(result)
@@ -132,7 +131,7 @@ def _finish(session: Session, result: RunResult, verb: str) -> list[dict[str, An
             "check": result.check,
             "ok": result.status == "ok",
             "exit_code": error.exit_code if error else result.exit_code,
-            "error": str(error) if error else None,
+            "error": str(error) if error else "interrupted" if result.status == "interrupted" else None,
             "seconds": round(result.seconds, 3),
             "hosts": {host: vars(stats) for host, stats in result.stats.items()},
             "pipelines": summaries,

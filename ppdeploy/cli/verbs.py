@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ppdeploy.cli.app import app
 from ppdeploy.cli.applying import apply, check, smoke
 from ppdeploy.cli.bundling import bundle
+from ppdeploy.cli.command import app
 from ppdeploy.cli.demo import demo
 from ppdeploy.cli.docs import docs_variables
 from ppdeploy.cli.init import init

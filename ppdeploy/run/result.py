@@ -110,13 +110,13 @@ class RunResult:
         return error.exit_code if error else 0
 
     def error(self) -> PpdeployError | None:
-        """Return the error that this outcome stands for, or None when all went well.
+        """Return the error that this outcome stands for; None when all went well, or nobody wanted it any more.
 
         Every failed host is named; the type, and so the exit code, is that of the failure to deal with first:
         what is wrong on this machine, then hosts out of reach, then the rest. All that Ansible printed of the
         failures is attached as notes, which a traceback shows.
         """
-        if self.status == "ok":
+        if self.status in ("ok", "interrupted"):
             return None
         if self.status == "no_hosts":
             return InputError(

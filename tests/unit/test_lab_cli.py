@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ppdeploy.errors import InputError
-from ppdeploy.lab import LabInventory, LabStatus, NodeStatus, Overlay, cli
+from ppdeploy.lab import LabInventory, LabStatus, NodeStatus, cli
 
 NODE = NodeStatus(
     "node1", "running", "198.18.0.11", "198.18.1.11", 2, 61.4, 32 << 20, {"fab0": "1gbit"}, {"host0": "silent"}
@@ -46,21 +45,25 @@ def invoke(*words: str) -> str:
     return result.stdout
 
 
-def test_up_prints_the_inventory_and_passes_folders_on(lab: Recorder) -> None:
-    said = invoke("up", "--nodes", "3", "--bind", "/a:/x", "--overlay", "/b:/y", "--model", "./m")
-    assert said == "/lab/hosts.yml\n"
+def test_up_makes_hosts_that_an_apply_can_use(lab: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def up_with_vllm(*args: Any, inventory: LabInventory, **_: Any) -> Path:
+        calls.append((*args, inventory))
+        return Path("/lab/hosts.yml")
+
+    monkeypatch.setattr(cli, "up_with_vllm", up_with_vllm)
+    assert invoke("up", "--nodes", "3", "--model", "./m") == "/lab/hosts.yml\n"
+    assert calls == [(lab, 3, LabInventory.one_pipeline(3, "./m"))]
+    assert lab.calls == []
+
+
+def test_up_makes_bare_hosts_where_asked(lab: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "tiny_model", lambda: Path("/models/tiny"))
+    assert invoke("up", "--bare") == "/lab/hosts.yml\n"
     ((name, args, kwargs),) = lab.calls
-    assert (name, args) == ("up", (3,))
-    assert kwargs["binds"] == {Path("/a"): "/x"}
-    assert kwargs["overlays"] == [Overlay(Path("/b"), "/y")]
-    assert kwargs["inventory"] == LabInventory.one_pipeline(3, "./m")
-
-
-@pytest.mark.usefixtures("lab")
-@pytest.mark.parametrize("value", ["/a", "/a:", ":/x", "/a:x"])
-def test_a_folder_without_its_place_is_refused(value: str) -> None:
-    with pytest.raises(InputError, match=r"is not FOLDER:TARGET \(--bind\)"):
-        invoke("up", "--bind", value)
+    assert (name, args) == ("up", (2,))
+    assert kwargs["inventory"] == LabInventory.one_pipeline(2, "/models/tiny")
 
 
 @pytest.mark.parametrize(
