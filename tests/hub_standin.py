@@ -11,6 +11,7 @@ Runs inside a test (`with HubStandin(...) as hub:`) or by itself: `python tests/
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import re
@@ -22,6 +23,19 @@ from pathlib import Path
 from typing import Any, Self
 
 LARGE_SUFFIXES = (".safetensors", ".bin", ".model")
+
+
+def _state(file: Path) -> tuple[Path, int, int]:
+    about = file.stat()
+    return file, about.st_size, about.st_mtime_ns
+
+
+@functools.cache
+def _hashes(file: Path, _size: int, _mtime_ns: int) -> tuple[str, str]:
+    """Return sha256 and git's hash of a file, worked out once for each state of it."""
+    content = file.read_bytes()
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+    return hashlib.sha256(content).hexdigest(), blob.hexdigest()
 
 
 @dataclass
@@ -46,11 +60,10 @@ class Repository:
         return digest.hexdigest()
 
     def sha256(self, path: str) -> str:
-        return hashlib.sha256((self.folder / path).read_bytes()).hexdigest()
+        return _hashes(*_state(self.folder / path))[0]
 
     def git_sha1(self, path: str) -> str:
-        content = (self.folder / path).read_bytes()
-        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        return _hashes(*_state(self.folder / path))[1]
 
     def info(self, repo: str, *, blobs: bool) -> dict[str, Any]:
         siblings: list[dict[str, Any]] = []

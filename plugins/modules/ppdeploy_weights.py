@@ -188,7 +188,7 @@ SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@=, -]*")
 # environment can be read by every process of that user. An error goes to standard output as a line of JSON.
 # The client's own hf_hub_download begins a file anew in each process; its http_get goes on, given what is there.
 DOWNLOAD = r"""
-import json, os, sys
+import json, os, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
@@ -205,7 +205,15 @@ def fetch(item):
                         token=token)
         return
     url = hf_hub_url(job["repository"], item["path"], revision=job["commit"])
-    place = get_hf_file_metadata(url, token=token).location
+    for left in (2, 1, 0):
+        try:
+            place = get_hf_file_metadata(url, token=token).location
+            break
+        except Exception as error:
+            # What the hub said is final; that it said nothing may be the line.
+            if not left or getattr(getattr(error, "response", None), "status_code", 500) < 500:
+                raise
+            time.sleep(3)
     headers = build_hf_headers(token=token)
     headers["Accept-Encoding"] = "identity"
     if urlsplit(place)[:2] != urlsplit(url)[:2]:
@@ -641,6 +649,9 @@ def download(params: dict[str, Any], model: Model, entries: list[Entry], descrip
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+            # A slow line is no reason to give up.
+            "HF_HUB_ETAG_TIMEOUT": "30",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "60",
             # Else a second copy of everything could lie in its cache.
             "HF_XET_CHUNK_CACHE_SIZE_BYTES": "0",
         }
@@ -924,7 +935,8 @@ def run(module: AnsibleModule) -> dict[str, Any]:
         program(module, "rsync")
         return {**common, "changed": False, "present": False, "missing_bytes": check_room(model)}
     if module.check_mode:
-        return {**common, "changed": True, "present": False, "fetched": [], "fetched_again": []}
+        would = {"owner": params["owner"] or connecting_user()} if state == "staged" else {"fetched": []}
+        return {**common, "changed": True, "present": False, **would}
     if state == "served":
         raise WeightsError(f"{model.directory} is not placed on {socket.gethostname()}: it cannot be served")
     if state == "staged":
