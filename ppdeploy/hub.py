@@ -60,7 +60,10 @@ class HubRepository:
 
     def read(self, path: str, commit: str) -> bytes:
         """Return a small file's content at a commit, through the controller's Hugging Face cache."""
-        huggingface_hub.utils.disable_progress_bars()
+        # Here, for the same reason as above.
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
         try:
             local = huggingface_hub.hf_hub_download(
                 self._repo, path, revision=commit, endpoint=self._endpoint, token=self._token

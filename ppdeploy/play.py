@@ -16,7 +16,7 @@ from ppdeploy.plan.types import NodePlan, PipelinePlan
 from ppdeploy.render import complete, file_path, release_folder, release_json, template_values
 from ppdeploy.smoke import judge, side_by_side
 from ppdeploy.sources import ModelSource, resolve_source
-from ppdeploy.spec import PipelineSpec, Spec, spec_from_values
+from ppdeploy.spec import PipelineSpec, Spec, example_problems, raise_problems, spec_from_values
 
 SMOKE_REQUESTS_PER_STAGE = 2
 """Concurrent requests of the smoke test, for each stage: enough that every stage has one in work and one waiting."""
@@ -47,6 +47,7 @@ def spec_of_play(inventory: Mapping[str, Any]) -> Spec:
     """Return the typed spec of a play: `pipelines`, `hosts`, `values` per host and the inventory's `directory`."""
     values = {host: dict(own) for host, own in inventory["values"].items()}
     addresses = {host: str(own.pop("ansible_host", host)) for host, own in values.items()}
+    raise_problems(example_problems(addresses))
     return spec_from_values(
         whole_pipelines(inventory["pipelines"], inventory["hosts"]),
         values,

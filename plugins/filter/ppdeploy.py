@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
@@ -37,36 +40,36 @@ if data_root().resolve() != ROOT:
     )
 
 
-def _told(function):
+def _told(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turn an error that is told to the user into the one that Ansible prints."""
 
-    def wrapped(*args, **kwargs):
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except PpdeployError as error:
             raise AnsibleFilterError(str(error)) from error
 
-    wrapped.__doc__ = function.__doc__
     return wrapped
 
 
-def pipelines(hostvars):
+def pipelines(hostvars: Any) -> dict[str, list[str]]:
     """Return the groups below `vllm` with their hosts in rank order. Only group names are read, no variables."""
-    # The play's `groups` is flat and ansible-inventory cannot read a vault whose password only the play was given: which
-    # groups lie below `vllm` is known to the inventory object alone, which has no public way in.
+    # The play's `groups` is flat, and ansible-inventory cannot read a vault whose password only the play was given.
+    # Which groups lie below `vllm` is known to the inventory object alone, and that has no public way in.
     top = hostvars._inventory.groups.get("vllm")  # noqa: SLF001
     if top is None:
         return {}
     return {str(group.name): [str(host.name) for host in group.get_hosts()] for group in top.child_groups}
 
 
-def public_names(names):
+def public_names(names: Iterable[str]) -> list[str]:
     """Return the variable names without those of secrets, which no plan may see."""
     secret = secret_variable_names()
     return [name for name in names if name not in secret]
 
 
-def pick(values, names):
+def pick(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return those of a host's values that exist, by name."""
     return {name: values[name] for name in names if name in values}
 
@@ -74,7 +77,7 @@ def pick(values, names):
 class FilterModule:
     """Ansible's way to find filters."""
 
-    def filters(self):
+    def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
         return {
             "ppdeploy_pipelines": pipelines,

@@ -54,7 +54,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ansible.module_utils.basic import AnsibleModule
 
 
-def _try(source, peer, port, timeout):
+def _try(source: str, peer: str, port: int, timeout: float) -> tuple[bool, str]:
     """Return (answered, what happened) of one connection."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)
@@ -73,7 +73,7 @@ def _try(source, peer, port, timeout):
         return True, "connected"
 
 
-def main():
+def main() -> None:
     """Try every peer at once and fail naming those that gave no answer."""
     module = AnsibleModule(
         argument_spec={
@@ -99,8 +99,8 @@ def main():
     results = {peer: said for peer, (answered, said) in seen.items()}
     if silent:
         module.fail_json(
-            msg="fabric peers cannot be reached from {} on port {}: {}. Check cable, subnet and firewall between them, or "
-            "name another NIC with ppdeploy_fabric_interface or ppdeploy_fabric_subnet.".format(
+            msg="fabric peers cannot be reached from {} on port {}: {}. Check cable, subnet and firewall between "
+            "them, or name another NIC with ppdeploy_fabric_interface or ppdeploy_fabric_subnet.".format(
                 params["source"], params["port"], ", ".join(silent)
             ),
             peers=results,

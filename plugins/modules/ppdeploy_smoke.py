@@ -78,6 +78,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -88,9 +89,10 @@ RANK_LINE = re.compile(r"rank (\d+) in world size (\d+) is assigned as .*?PP ran
 RESTARTS_THAT_END_THE_WAIT = 3
 
 
-def _request(url, body=None, timeout=60):
+def _request(url: str, body: dict[str, Any] | None = None, timeout: float = 60) -> dict[str, Any]:
     """Return {status, body, seconds} of one request; {error, seconds} when no HTTP answer came."""
     data = None if body is None else json.dumps(body).encode()
+    # The address is our own, on loopback.
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})  # noqa: S310
     started = time.monotonic()
     # A proxy set for the node must not swallow a request to loopback.
@@ -105,7 +107,7 @@ def _request(url, body=None, timeout=60):
     return {"status": status, "body": text, "seconds": time.monotonic() - started}
 
 
-def _unit_state(unit):
+def _unit_state(unit: str) -> dict[str, str]:
     names = "ActiveState,SubState,NRestarts,MainPID,InvocationID,Result"
     done = subprocess.run(
         ["systemctl", "show", unit, "--property", names],
@@ -116,7 +118,7 @@ def _unit_state(unit):
     return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
 
 
-def _journal(unit, invocation, lines):
+def _journal(unit: str, invocation: str | None, lines: int) -> list[str]:
     """Return the unit's last journal lines, of its current invocation where it has one."""
     match = ["_SYSTEMD_INVOCATION_ID=" + invocation] if invocation else ["--unit", unit]
     command = ["journalctl", "--no-pager", "--output=cat"]
@@ -126,7 +128,7 @@ def _journal(unit, invocation, lines):
     return done.stdout.splitlines()
 
 
-def _wait(params):
+def _wait(params: dict[str, Any]) -> dict[str, Any]:
     """Poll /health until it answers 200, the time is over, or the rank has died too often."""
     started = time.monotonic()
     first = int(_unit_state(params["unit"]).get("NRestarts") or 0)
@@ -155,7 +157,7 @@ def _wait(params):
         time.sleep(0.5)
 
 
-def _ask(params):
+def _ask(params: dict[str, Any]) -> dict[str, Any]:
     """Send every request of the smoke test; each answer is returned as it came."""
     url, timeout = params["url"], params["timeout"]
     common = {"model": params["model"], "max_tokens": params["max_tokens"], "temperature": 0}
@@ -169,9 +171,9 @@ def _ask(params):
         "chat": _request(url + "/v1/chat/completions", chat, timeout),
         "stream": _request(url + "/v1/completions", stream, timeout),
     }
-    together = [None] * params["concurrency"]
+    together: list[dict[str, Any]] = [{} for _ in range(params["concurrency"])]
 
-    def one(index):
+    def one(index: int) -> None:
         together[index] = _request(url + "/v1/completions", dict(complete, prompt=f"{PROMPT} {index}"), timeout)
 
     started = time.monotonic()
@@ -188,7 +190,7 @@ def _ask(params):
     }
 
 
-def _counters(interface):
+def _counters(interface: str) -> dict[str, int] | None:
     base = Path("/sys/class/net") / interface / "statistics"
     try:
         return {name: int((base / name).read_text()) for name in ("rx_bytes", "tx_bytes")}
@@ -196,7 +198,7 @@ def _counters(interface):
         return None
 
 
-def _observe(params):
+def _observe(params: dict[str, Any]) -> dict[str, Any]:
     state = _unit_state(params["unit"])
     journal = _journal(params["unit"], state.get("InvocationID"), 0)
     ranks = sorted({(int(m[1]), int(m[2]), int(m[3])) for m in map(RANK_LINE.search, journal) if m})
@@ -208,7 +210,7 @@ def _observe(params):
     }
 
 
-def main():
+def main() -> None:
     """Run one action and return what was seen."""
     module = AnsibleModule(
         argument_spec={

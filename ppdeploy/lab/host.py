@@ -166,6 +166,8 @@ class Host:
         for number, (lower, target) in enumerate(shape["overlays"]):
             upper = store / "overlays" / str(number)
             upper.mkdir(parents=True)
+            # nspawn makes one missing folder of a mount point, not its parents.
+            (store / "layer" / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
             argv.append(f"--overlay={lower}:{upper}:{target}")
         layers = f"lowerdir={tree},upperdir={store / 'layer'},workdir={store / 'work'}"
         NSPAWN_LOCKS.mkdir(parents=True, exist_ok=True)
