@@ -60,8 +60,7 @@ class HubRepository:
 
     def read(self, path: str, commit: str) -> bytes:
         """Return a small file's content at a commit, through the controller's Hugging Face cache."""
-        # Here, for the same reason as above.
-        from huggingface_hub.utils.tqdm import disable_progress_bars
+        from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415  (loaded late, as above)
 
         disable_progress_bars()
         try:

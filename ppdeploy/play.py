@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ppdeploy import locks
 from ppdeploy.errors import InputError
 from ppdeploy.facts import NodeFacts
 from ppdeploy.plan import Plan, build_plan, facts_request
@@ -98,6 +99,7 @@ def plan_of_play(
             nodes[node.host] = {
                 **node_slice(pipeline, node, typed[node.host], text),
                 "model": model_slice(pipeline, node, models[pipeline.name]),
+                "venv": venv_slice(spec.pipeline(pipeline.name), pipeline, node),
             }
     return {"plan": plan.model_dump(mode="json"), "nodes": nodes}
 
@@ -126,6 +128,21 @@ def node_slice(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release
         "current_release": (state.current if state else None) or "",
         "files": [file_path(pipeline, file) for file in node.files],
         "node": template_values(pipeline, node, release_text),
+    }
+
+
+def venv_slice(spec: PipelineSpec, pipeline: PipelinePlan, node: NodePlan) -> dict[str, Any]:
+    """Return what the role vllm_install is given: the lock, and where its wheels come from."""
+    wants = spec.vars
+    return {
+        "lock": str(locks.by_digest(pipeline.environment.lock_digest).path),
+        "installed": not node.work.install_venv,
+        "bundle": str(spec.wheelhouse_path or ""),
+        "bundle_on_node": wants.wheelhouse_on_nodes,
+        "index_url": wants.index_url,
+        "extra_index_url": wants.extra_index_url,
+        "uv_cache": wants.uv_cache_dir or "/var/cache/ppdeploy/uv",
+        "link_mode": wants.uv_link_mode,
     }
 
 
