@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,10 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ppdeploy.errors import InputError
 from ppdeploy.lab.core import Lab
-from ppdeploy.lab.host import Overlay
 from ppdeploy.lab.inventory import LabInventory
+from ppdeploy.lab.ready import tiny_model, up_with_vllm
 from ppdeploy.lab.status import LabStatus, NodeStatus
 
 lab_app = typer.Typer(
@@ -40,44 +38,29 @@ _Node = Annotated[str, typer.Argument(metavar="NODE", help="A host of the lab, s
 _Link = Annotated[Link, typer.Option("--link", help="Which of the host's links.")]
 
 
-def _pairs(values: list[str], option: str) -> list[tuple[Path, str]]:
-    """Read `FOLDER:TARGET` values of `option`."""
-    pairs = []
-    for value in values:
-        folder, colon, target = value.rpartition(":")
-        if not colon or not folder or not target.startswith("/"):
-            raise InputError(f"'{value}' is not FOLDER:TARGET", where=option, remedy="TARGET is an absolute path")
-        pairs.append((Path(folder).absolute(), target))
-    return pairs
-
-
 @lab_app.command()
 def up(
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=4, help="How many hosts to boot.")] = 2,
-    model: Annotated[str, typer.Option("--model", help="ppdeploy_model of the inventory that is written.")] = "./tiny",
-    bind: Annotated[
-        list[str] | None,
-        typer.Option("--bind", metavar="FOLDER:TARGET", help="A folder that all hosts may read. Repeatable."),
+    model: Annotated[
+        str | None, typer.Option("--model", help="ppdeploy_model of the inventory; a tiny model of the lab's own.")
     ] = None,
-    overlay: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--overlay",
-            metavar="FOLDER:TARGET",
-            help="A folder that all hosts may read and seemingly write to; it stays as it is. Repeatable.",
-        ),
-    ] = None,
+    bare: Annotated[
+        bool, typer.Option("--bare", help="Without what an apply needs: hosts alone, and no download of wheels.")
+    ] = False,
 ) -> None:
     """Boot the hosts, wait for them, and write an inventory for them. Hosts that run are left alone."""
     # Progress goes to stderr, so that stdout is the inventory's path alone.
     progress = Console(stderr=True, highlight=False)
-    path = Lab().up(
-        nodes,
-        binds=dict(_pairs(bind or [], "--bind")),
-        overlays=[Overlay(folder, target) for folder, target in _pairs(overlay or [], "--overlay")],
-        inventory=LabInventory.one_pipeline(nodes, model),
-        say=lambda line: progress.print(escape(line)),
-    )
+
+    def say(line: str) -> None:
+        progress.print(escape(line))
+
+    lab = Lab()
+    inventory = LabInventory.one_pipeline(nodes, model or str(tiny_model()))
+    if bare:
+        path = lab.up(nodes, inventory=inventory, say=say)
+    else:
+        path = up_with_vllm(lab, nodes, inventory=inventory, say=say)
     typer.echo(path)
 
 

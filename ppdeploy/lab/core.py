@@ -154,7 +154,12 @@ class Lab:
                 )
             try:
                 if fresh:
-                    self._build(record, say or _say_nothing)
+                    # Hosts get the modes that their files need, whatever this person uses for their own.
+                    umask = os.umask(0o022)
+                    try:
+                        self._build(record, say or _say_nothing)
+                    finally:
+                        os.umask(umask)
                 hosts = self._hosts(record)
                 for host in hosts:
                     if not host.running:

@@ -166,8 +166,6 @@ class Host:
         for number, (lower, target) in enumerate(shape["overlays"]):
             upper = store / "overlays" / str(number)
             upper.mkdir(parents=True)
-            # nspawn makes one missing folder of a mount point, not its parents.
-            (store / "layer" / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
             argv.append(f"--overlay={lower}:{upper}:{target}")
         layers = f"lowerdir={tree},upperdir={store / 'layer'},workdir={store / 'work'}"
         NSPAWN_LOCKS.mkdir(parents=True, exist_ok=True)
@@ -183,6 +181,8 @@ class Host:
                 {"type": "overlay", "options": layers, "target": str(self.folder / "disk")},
                 {"type": "tmpfs", "options": "mode=0755", "target": str(NSPAWN_LOCKS)},
             ],
+            # systemd-nspawn makes the last folder of an overlay's mount point, not those above it.
+            "mount_points": [str(self.folder / "disk") + target for _, target in shape["overlays"]],
             "argv": argv,
         }
         keeper.write_json(self.folder / "spec.json", spec)

@@ -155,6 +155,8 @@ def main(spec_path: str) -> int:
     """Run the host that `spec_path` describes until it is off or killed; return our exit code."""
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     join(spec["keeper_groups"])
+    # Whatever the person who started us uses for their own files.
+    os.umask(0o022)
     for signum in (signal.SIGHUP, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)
     folder = Path(spec["folder"])
@@ -176,6 +178,9 @@ def main(spec_path: str) -> int:
         subprocess.run(
             ["mount", "-t", mount["type"], "-o", mount["options"], mount["type"], mount["target"]], check=True
         )
+    # On the mounted disk, where the folders above keep the modes that they have.
+    for mount_point in spec["mount_points"]:
+        Path(mount_point).mkdir(parents=True, exist_ok=True)
     while _is_ours(spec):
         _remove_old(spec["links"], spec["host_groups"])
         boots += 1

@@ -42,14 +42,35 @@ def traces(name: str) -> list[str]:
     return found
 
 
+def kernel_state() -> dict[str, str]:
+    """Return what hosts share with this machine and must leave alone: kernel and memory settings, modules."""
+    modules = Path("/proc/modules")
+    # A kernel that has everything built in has no such list.
+    loaded = [line.split()[0] for line in modules.read_text().splitlines()] if modules.exists() else []
+    state = {"modules": " ".join(sorted(loaded))}
+    for top in ("kernel", "vm", "fs"):
+        for path in Path("/proc/sys", top).rglob("*"):
+            # Counters and random values, no settings.
+            if path.is_file() and not path.is_relative_to("/proc/sys/kernel/random"):
+                try:
+                    state[str(path)] = path.read_text(errors="replace")
+                except OSError:
+                    continue
+    counters = ("-nr", "-state", "nr_open", "ns_last_pid", "sched_domain", "quota", "pty/nr", "stat_refresh")
+    return {name: value for name, value in state.items() if not any(word in name for word in counters)}
+
+
 @pytest.fixture
 def second() -> Iterator[Lab]:
-    """A second lab, which is down when the test begins and leaves no trace when it ends."""
+    """A second lab, down when the test begins; when it ends, nothing of it is left and this machine is as it was."""
     found = Lab(f"{default_name()}-two")
     found.down()
+    before, offset = kernel_state(), time.time() - time.monotonic()
     yield found
     found.down()
     assert traces(found.name) == []
+    assert kernel_state() == before
+    assert abs(time.time() - time.monotonic() - offset) < 0.5
 
 
 def start_up(lab: Lab) -> subprocess.Popen[bytes]:
@@ -121,21 +142,39 @@ def test_two_labs_have_the_same_addresses_and_never_meet(lab: Lab, second: Lab, 
     for folder in (read, written):
         folder.mkdir()
         (folder / "file").write_text("of the machine")
-    second.up(1, binds={read: "/srv/read"}, overlays=[Overlay(written, "/srv/written")], disk_gib=1)
+    umask = os.umask(0o077)
+    try:
+        second.up(1, binds={read: "/srv/read"}, overlays=[Overlay(written, "/srv/deep/written")], disk_gib=1)
+    finally:
+        os.umask(umask)
     assert second.management_address("node1") == lab.management_address("node1")
     machine = ["cat", "/etc/machine-id"]
     assert second.exec_ssh("node1", machine).stdout != lab.exec_ssh("node1", machine).stdout
     assert second.exec_ssh("node1", ["ping", "-c1", "-W1", "198.18.0.12"], check=False).returncode == 1
 
     # What a host is shown it may read, and what it writes reaches no folder of this machine.
-    script = "cat /srv/read/file /srv/written/file; echo of the host > /srv/written/file; touch /srv/read/new"
+    script = "cat /srv/read/file /srv/deep/written/file; echo of the host > /srv/deep/written/file; touch /srv/read/new"
     shown = second.exec_ssh("node1", ["sh", "-c", script], check=False)
     assert shown.stdout == "of the machine" * 2
     assert "Read-only file system" in shown.stderr
     second.kill("node1")
     second.boot("node1")
-    assert second.exec_ssh("node1", ["cat", "/srv/written/file"]).stdout == "of the host\n"
+    assert second.exec_ssh("node1", ["cat", "/srv/deep/written/file"]).stdout == "of the host\n"
     assert (written / "file").read_text() == "of the machine"
+
+    # No file of the host has its mode from this person's umask.
+    modes = [
+        "stat",
+        "-c",
+        "%a",
+        "/",
+        "/etc",
+        "/etc/hosts",
+        "/etc/systemd/network/10-fab0.network",
+        "/srv/deep",
+        "/root",
+    ]
+    assert second.exec_ssh("node1", modes).stdout.split() == ["755", "755", "644", "644", "755", "700"]
 
     # Its disk has the size that was asked for, and is full when that is.
     before = os.statvfs(labs_folder()).f_bavail
@@ -179,30 +218,3 @@ def test_nothing_is_made_for_a_folder_that_is_not_there(second: Lab, tmp_path: P
     with pytest.raises(InputError, match="nowhere"):
         second.up(1, binds={tmp_path / "nowhere": "/srv/x"})
     assert traces(second.name) == []
-
-
-def kernel_state() -> dict[str, str]:
-    """Return what hosts share with this machine and must leave alone: kernel and memory settings, modules."""
-    modules = Path("/proc/modules")
-    # A kernel that has everything built in has no such list.
-    loaded = [line.split()[0] for line in modules.read_text().splitlines()] if modules.exists() else []
-    state = {"modules": " ".join(sorted(loaded))}
-    for top in ("kernel", "vm", "fs"):
-        for path in Path("/proc/sys", top).rglob("*"):
-            # Counters and random values, no settings.
-            if path.is_file() and not path.is_relative_to("/proc/sys/kernel/random"):
-                try:
-                    state[str(path)] = path.read_text(errors="replace")
-                except OSError:
-                    continue
-    counters = ("-nr", "-state", "nr_open", "ns_last_pid", "sched_domain", "quota", "pty/nr", "stat_refresh")
-    return {name: value for name, value in state.items() if not any(word in name for word in counters)}
-
-
-def test_a_lab_leaves_clock_modules_and_kernel_settings_as_they_are(second: Lab) -> None:
-    before, offset = kernel_state(), time.time() - time.monotonic()
-    second.up(1)
-    second.reboot("node1")
-    second.down()
-    assert kernel_state() == before
-    assert abs(time.time() - time.monotonic() - offset) < 0.5
