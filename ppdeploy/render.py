@@ -117,7 +117,8 @@ def _file_values(pipeline: PipelinePlan, node: NodePlan) -> dict[str, Any]:
         "ip_allow": " ".join(allowed),
         "rank_env_lines": [env_line(name, value) for name, value in sorted(node.rank_env.items())],
         "nccl_env_lines": [env_line(name, value) for name, value in sorted(node.nccl_env.items())],
-        "fabric_text": f"{node.fabric.interface} {node.fabric.address} ({node.fabric.reason})",
+        # Not why it was chosen: a link that renegotiates its speed must not make a new release.
+        "fabric_text": f"{node.fabric.interface}, {node.fabric.address} in {node.fabric.network}",
     }
 
 

@@ -101,6 +101,11 @@ def test_the_digest_moves_with_everything_a_rank_runs_by(change: dict[str, Any])
     assert make_complete_plan(**change).pipelines[0].release != make_complete_plan().pipelines[0].release
 
 
+def test_the_digest_does_not_move_when_a_link_renegotiates() -> None:
+    slower = make_complete_plan(make_cluster(2, fabric_speed_mbit=2500))
+    assert slower.pipelines[0].release == make_complete_plan().pipelines[0].release
+
+
 def test_the_digest_does_not_move_with_what_the_node_happens_to_be_doing() -> None:
     busy = make_cluster(2, memory_gib=32, disks={"/opt/ppdeploy": 90.0, "/var/lib/ppdeploy/models": 90.0})
     assert make_complete_plan(busy).pipelines[0].release == make_complete_plan().pipelines[0].release
