@@ -6,7 +6,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -273,8 +273,3 @@ def _write_known(source: ModelSource) -> None:
         draft.replace(note)
     except OSError:
         return
-
-
-def load_formats_without_weights(vllm_args: Mapping[str, object]) -> bool:
-    """Return whether these vLLM arguments ask for made-up weights, so that a checkpoint needs none."""
-    return any(vllm_args.get(name) == "dummy" for name in ("load-format", "load_format", "--load-format"))
