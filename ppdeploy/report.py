@@ -143,6 +143,8 @@ def status_rows(facts: Mapping[str, NodeFacts], pipelines: Mapping[str, Sequence
                 continue
             state = facts[host].pipelines.get(name)
             unit = state.unit if state else None
+            if unit and unit.load_state == "not-found":
+                unit = None
             rows.append(
                 {
                     "pipeline": name,

@@ -67,8 +67,8 @@ class PlainProgress:
         self._stream.flush()
 
     def show(self, step: Step) -> None:
-        """Print the step's line; skipped and starting tasks have none."""
-        if step.kind in ("play", "task", "started", "skipped"):
+        """Print the step's line; skipped and starting tasks, and those of Ansible itself, have none."""
+        if step.kind in ("play", "task", "started", "skipped") or _is_routine(step):
             return
         if step.kind == "diff":
             _write_line(self._stream, self._redactor.text(step.output))
@@ -196,6 +196,11 @@ class _Row:
 def task_name(step: Step) -> str:
     """Return the task's name with its role in front, as in Ansible's own output."""
     return f"{step.role} : {step.task}" if step.role else step.task
+
+
+def _is_routine(step: Step) -> bool:
+    """Whether a step is one that Ansible itself puts before each role, and that went well."""
+    return step.kind == "ok" and step.task.startswith("Validating arguments against arg spec")
 
 
 def _write_line(stream: TextIO, text: str) -> None:

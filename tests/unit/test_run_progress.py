@@ -25,6 +25,7 @@ STEPS = [
     Step("diff", host="node2", task="Write", output="--- before\n+++ after\n+hf_abc"),
     Step("failed", host="node2", task="Write", text="no space: hf_abc", output="fatal: [node2]: hf_abc"),
     Step("warning", text="[WARNING]: old"),
+    Step("ok", host="node2", role="x", task="Validating arguments against arg spec 'main' - X"),
 ]
 REDACTOR = Redactor(["hf_abc"])
 
@@ -85,7 +86,7 @@ def test_a_terminal_shows_play_task_time_and_a_row_for_each_host() -> None:
     shown = live()
     assert re.search(r"Set up  vllm_rank : Copy it +0:00", shown)
     assert re.search(r"node1 +✓ 0 +~ 1 +✗ 0", shown)
-    assert re.search(r"node2 +✓ 2 +~ 0 +✗ 1", shown)
+    assert re.search(r"node2 +✓ 3 +~ 0 +✗ 1", shown)
     assert "hf_abc" not in shown
 
 
