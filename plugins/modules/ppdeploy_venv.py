@@ -196,9 +196,11 @@ class Lock(NamedTuple):
     about: dict[str, Any]
     wheels: tuple[Wheel, ...]
 
-    def version_of(self, start: str) -> str | None:
-        """Return the version of the first package whose name starts with `start`."""
-        return next((w.version for w in self.wheels if w.project.startswith(start)), None)
+    def versions(self) -> dict[str, str | None]:
+        """Return the versions that must be equal on all nodes; None for what the lock has not."""
+        found = {w.project: w.version for w in self.wheels}
+        nccl = next((version for name, version in found.items() if name.startswith("nvidia-nccl-")), None)
+        return {"vllm": found.get("vllm"), "torch": found.get("torch"), "nccl": nccl}
 
 
 def parse_wheels(text: str) -> tuple[Wheel, ...]:
@@ -423,6 +425,20 @@ def redacted(text: str) -> str:
     return re.sub(r"(\w+://)[^/@\s]*@", r"\1***@", text)
 
 
+def read_marker(root: Path, lock: Lock) -> dict[str, Any] | None:
+    """Return what the lock's environment says of itself, None when it is not complete."""
+    try:
+        marker = json.loads((venv_folder(root, lock) / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return marker if isinstance(marker, dict) and marker.get("lock") == lock.digest else None
+
+
+def venv_folder(root: Path, lock: Lock) -> Path:
+    """Return where the lock's environment lies."""
+    return root / "venvs" / lock.digest[:16]
+
+
 class Build:
     """One build: where from, where to."""
 
@@ -431,26 +447,16 @@ class Build:
         self.uv = uv
         self.wheelhouse = wheelhouse
         self.root = Path(params["root"])
-        self.venv = self.root / "venvs" / lock.digest[:16]
+        self.venv = venv_folder(self.root, lock)
         self.cache = Path(params["uv_cache"])
         self.link_mode = params["link_mode"]
         self.index = params["index_url"]
         self.extra = params["extra_index_url"]
         self.seconds: dict[str, float] = {}
 
-    def marker(self) -> dict[str, Any] | None:
-        """Return what a complete environment says of itself, None when it is not complete."""
-        try:
-            marker = json.loads((self.venv / MARKER).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return marker if isinstance(marker, dict) and marker.get("lock") == self.lock.digest else None
-
     def run(self, python: str) -> dict[str, Any]:
         """Build, prove, mark; return the versions."""
         started = time.monotonic()
-        # The ranks run as another user, so root's own umask must not shut them out.
-        os.umask(0o022)
         uv = ensure_uv(self.root, self.uv, self.wheelhouse, staging_folder(self.root, self.lock))
         if self.venv.exists():
             shutil.rmtree(str(self.venv))
@@ -529,8 +535,8 @@ class Build:
 
     def _explained(self, said: str) -> str:
         """Turn uv's output into a sentence."""
-        if "Hash mismatch" in said:
-            package = re.search(r"Hash mismatch for `?([^`\s]+)", said)
+        if "Hash mismatch" in said or "Bad CRC" in said:
+            package = re.search(r"(?:Hash mismatch for|Failed to \w+) `?([^`\s]+==[^`\s]+)", said)
             return (
                 f"the file of {package.group(1) if package else 'a package'} on {here()} is not the one in the lock, "
                 "its sha256 differs: make the bundle again, or check the package index"
@@ -578,12 +584,7 @@ class Build:
                 f"vLLM does not load in {self.venv} on {here()}: {last}: install what is missing and apply again"
             )
         versions: dict[str, Any] = json.loads(outcome.stdout.strip().splitlines()[-1])
-        wanted = {
-            "vllm": self.lock.version_of("vllm"),
-            "torch": self.lock.version_of("torch"),
-            "nccl": self.lock.version_of("nvidia-nccl-"),
-        }
-        for name, version in wanted.items():
+        for name, version in self.lock.versions().items():
             if versions[name] != version and (name != "torch" or versions[name].split("+")[0] != version):
                 raise VenvError(
                     f"{name} in {self.venv} on {here()} is {versions[name]} and not {version} as in the lock: report it"
@@ -622,7 +623,9 @@ def stage(root: Path, lock: Lock, uv: Wheel, owner: str | None, *, from_wheels: 
     # A file of the right size may be damaged; the build finds that, by its hash.
     missing = [w for w in (*lock.wheels, uv) if from_wheels and w.content is None and not _has(wheels, w)]
     files = [f"wheels/{w.file}" for w in missing]
-    if not from_wheels and not (root / "bin" / f"uv-{uv.version}").is_file():
+    if read_marker(root, lock) is not None:
+        missing, files = [], []
+    elif not from_wheels and not (root / "bin" / f"uv-{uv.version}").is_file():
         files = ["uv"]
     needed = sum(w.size for w in missing)
     free = shutil.disk_usage(str(existing(folder))).free
@@ -631,7 +634,7 @@ def stage(root: Path, lock: Lock, uv: Wheel, owner: str | None, *, from_wheels: 
             f"the wheels need {needed / GIB:.1f} GiB below {root} on {here()} and {free / GIB:.1f} GiB are free: "
             "free some space there"
         )
-    if not check:
+    if files and not check:
         os.umask(0o022)
         wheels.mkdir(parents=True, exist_ok=True)
         for place in (folder, wheels):
@@ -653,7 +656,7 @@ def present(params: dict[str, Any], lock: Lock, uv: Wheel, check: bool) -> dict[
         wheelhouse = staging_folder(root, lock)
     build = Build(params, lock, uv, wheelhouse)
     result: dict[str, Any] = {"changed": False, "venv": str(build.venv), "digest": lock.digest}
-    marker = build.marker()
+    marker = read_marker(root, lock)
     if marker is None:
         python = find_python(params["python"], lock.about["python"])
         check_node(lock, python)
@@ -664,6 +667,8 @@ def present(params: dict[str, Any], lock: Lock, uv: Wheel, check: bool) -> dict[
         result["changed"] = True
         if check:
             return result
+        # The ranks run as another user, so root's own umask must not shut them out.
+        os.umask(0o022)
         with (_made(root / "venvs") / ".lock").open("w") as alone:
             try:
                 fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from ppdeploy.errors import InputError, PpdeployError
@@ -20,14 +21,15 @@ _PLATFORM_TAGS = 5, 39
 harm."""
 
 
-def pip_command() -> list[str]:
+@cache
+def pip_command() -> tuple[str, ...]:
     """Return how to start pip here; InputError when there is none."""
     for command in ([sys.executable, "-m", "pip"], ["pip3"], ["pip"]):
         if (
             shutil.which(command[0])
             and not subprocess.run([*command, "--version"], capture_output=True, check=False).returncode
         ):
-            return command
+            return tuple(command)
     raise InputError(
         "pip is missing on the controller",
         remedy=f"install it with `{sys.executable} -m ensurepip` or your system's packages",
