@@ -174,7 +174,7 @@ def smoke_of_play(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]
     `plan` is what `plan_of_play` returned, `seen` holds for each host what its tasks registered. Returns the reports,
     and the failures as text with the last journal lines of every rank side by side.
     """
-    typed = Plan.model_validate(plan["plan"])
+    typed = Plan.model_validate(_plain(plan["plan"]))
     reports, failures = [], []
     for pipeline in typed.pipelines:
         hosts = [node.host for node in pipeline.nodes]
@@ -192,3 +192,12 @@ def smoke_of_play(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]
             failures.append(side_by_side(report.journals))
     failed = [report["pipeline"] for report in reports if not report["ok"]]
     return {"reports": reports, "failures": failures, "failed": failed}
+
+
+def _plain(value: Any) -> Any:
+    """Return data of a play without Ansible's lazy containers, past whose `__getitem__` pydantic reads."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
