@@ -22,7 +22,9 @@ def networkd_files(index: int) -> dict[str, str]:
         f"Gateway={network.GATEWAY}\nLinkLocalAddressing=ipv6\nIPv6AcceptRA=no\n"
     )
     fab0 = (
-        f"[Match]\nName=fab0\n\n[Network]\nAddress={network.fabric_address(index)}/24\n"
+        # A host whose fabric is cut has to boot all the same.
+        "[Match]\nName=fab0\n\n[Link]\nRequiredForOnline=no\n\n"
+        f"[Network]\nAddress={network.fabric_address(index)}/24\n"
         "LinkLocalAddressing=ipv6\nIPv6AcceptRA=no\n"
     )
     # Before systemd's own 80-container-host0.network, which would ask for an address by DHCP.

@@ -160,6 +160,8 @@ def ensure(folder: Path, groups: list[str], say: Callable[[str], None]) -> Path:
                 stdout=output,
                 stderr=output,
                 env=_environment(),
+                # A build that outlives us keeps the lock, so that no other lab builds into the same folder.
+                pass_fds=[lock.fileno()],
                 check=False,
             )
         if done.returncode != 0:

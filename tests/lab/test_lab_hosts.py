@@ -180,13 +180,16 @@ def test_a_reboot_is_real_and_leaves_the_peer_and_a_cut_alone(lab: Lab, node1: s
     boot_id = out(lab, node1, "cat /proc/sys/kernel/random/boot_id")
     out(lab, node1, "echo kept > /root/kept; touch /run/lost")
     out(lab, node1, "ip link set fab0 mtu 1400; sysctl -qw net.ipv4.tcp_retries2=7")
-    lab.cut(node1, silent=True)
+    out(lab, node1, "systemctl add-wants multi-user.target network-online.target")
+    lab.cut(node1)
     lab.reboot(node1)
     assert lab.boots(node1) == boots + 1
     assert lab.pid("node2") == peer
     assert out(lab, node1, "cat /proc/sys/kernel/random/boot_id") != boot_id
     assert out(lab, node1, "cat /root/kept; test ! -e /run/lost; cat /sys/class/net/fab0/mtu") == "kept\n1500"
     assert out(lab, node1, "sysctl -n net.ipv4.tcp_retries2") == "15"
+    assert out(lab, node1, "systemctl is-active network-online.target") == "active"
+    out(lab, node1, "rm /etc/systemd/system/multi-user.target.wants/network-online.target")
     assert not pings(lab, node1, "198.18.1.12")
     lab.heal(node1)
     until("fabric is back", lambda: pings(lab, node1, "198.18.1.12"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ppdeploy.errors import BlockedError, InputError
-from ppdeploy.lab import Lab, Overlay, keeper
+from ppdeploy.lab import Lab, Overlay, keeper, rootfs
 from ppdeploy.lab.cgroups import parse_hierarchies
 from ppdeploy.lab.state import default_name, labs_folder
 from ppdeploy.paths import data_root
@@ -218,3 +218,74 @@ def test_nothing_is_made_for_a_folder_that_is_not_there(second: Lab, tmp_path: P
     with pytest.raises(InputError, match="nowhere"):
         second.up(1, binds={tmp_path / "nowhere": "/srv/x"})
     assert traces(second.name) == []
+
+
+#: Hides this machine's cgroup mounts and shows the v2 hierarchy alone, as most machines have it; then runs a program.
+ONLY_V2 = r"""
+grep -o ' /sys/fs/cgroup[^ ]*' /proc/self/mountinfo | sort -r | while read -r point; do umount "$point"; done
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+exec "$@"
+"""
+LIFE = """
+import sys
+from ppdeploy.lab import Lab
+lab = Lab(sys.argv[1])
+lab.up(2)
+for node in lab.nodes:
+    lab.exec_ssh(node, ["systemd-run", "--quiet", "--unit=twin", "sleep", "1000"])
+lab.exec_ssh("node1", ["systemctl", "kill", "--signal=KILL", "twin"])
+for node in lab.nodes:
+    print(lab.exec_ssh(node, ["systemctl", "is-active", "twin"], check=False).stdout.strip())
+lab.reboot("node1")
+lab.kill("node2")
+lab.boot("node2")
+print(*(node.system for node in lab.status().nodes), lab.boots("node1"), lab.boots("node2"))
+lab.down()
+"""
+
+
+def test_a_lab_lives_on_a_machine_with_cgroup_v2_alone(second: Lab) -> None:
+    shell = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", ONLY_V2, "sh"]
+    argv = [*shell, sys.executable, "-c", LIFE, second.name]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout.split() == ["failed", "active", "running", "running", "2", "2"], done.stderr
+    assert traces(second.name) == []
+
+
+BUILD = """\
+#!/bin/sh
+# The last argument but one is the folder to build in.
+while [ $# -gt 2 ]; do shift; done
+echo start >> "$LOG"
+mkdir -p "$1/etc/apt/sources.list.d" "$1/etc/ssh"
+sleep 1
+echo end >> "$LOG"
+"""
+
+
+ENSURE = """
+import sys
+from pathlib import Path
+from ppdeploy.lab import rootfs
+rootfs.ensure(Path(sys.argv[1]), [], print)
+"""
+
+
+def test_a_build_that_outlives_its_controller_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs, log, cache = tmp_path / "programs", tmp_path / "log", tmp_path / "cache"
+    programs.mkdir()
+    for name, text in {"mmdebstrap": BUILD, "systemctl": "#!/bin/sh\n"}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOG", str(log))
+    with subprocess.Popen([sys.executable, "-c", ENSURE, str(cache)]) as process:
+        when(log.exists, process)
+        process.kill()
+    said: list[str] = []
+    tree = rootfs.ensure(cache, [], said.append)
+    assert log.read_text().split() == ["start", "end", "start", "end"]
+    assert (tree / "etc/apt/sources.list").is_file()
+    assert sorted(path.name for path in cache.iterdir()) == [tree.name, f"{tree.name}.lock"]
+    assert rootfs.ensure(cache, [], said.append) == tree
+    assert len(said) == 1
