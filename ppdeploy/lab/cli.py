@@ -16,6 +16,7 @@ from ppdeploy.lab.core import Lab
 from ppdeploy.lab.inventory import LabInventory
 from ppdeploy.lab.ready import tiny_model, up_with_vllm
 from ppdeploy.lab.status import LabStatus, NodeStatus
+from ppdeploy.lab.system import require_machine
 
 lab_app = typer.Typer(
     name="lab",
@@ -55,6 +56,8 @@ def up(
     def say(line: str) -> None:
         progress.print(escape(line))
 
+    # Before anything is downloaded.
+    require_machine("ppdeploy lab up")
     lab = Lab()
     inventory = LabInventory.one_pipeline(nodes, model or str(tiny_model()))
     if bare:

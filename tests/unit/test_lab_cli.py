@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ppdeploy.errors import InputError
 from ppdeploy.lab import LabInventory, LabStatus, NodeStatus, cli
 
 NODE = NodeStatus(
@@ -36,6 +37,7 @@ class Recorder:
 def lab(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(cli, "Lab", lambda: recorder)
+    monkeypatch.setattr(cli, "require_machine", lambda _action: None)
     return recorder
 
 
@@ -56,6 +58,17 @@ def test_up_makes_hosts_that_an_apply_can_use(lab: Recorder, monkeypatch: pytest
     assert invoke("up", "--nodes", "3", "--model", "./m") == "/lab/hosts.yml\n"
     assert calls == [(lab, 3, LabInventory.one_pipeline(3, "./m"))]
     assert lab.calls == []
+
+
+def test_up_by_someone_who_is_not_root_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        pytest.fail("work began before root was asked for")
+
+    for name in ("up_with_vllm", "tiny_model", "Lab"):
+        monkeypatch.setattr(cli, name, fail)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(InputError, match="ppdeploy lab up needs root"):
+        invoke("up")
 
 
 def test_up_makes_bare_hosts_where_asked(lab: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
