@@ -94,7 +94,8 @@ def _fill(bundle: Bundle, lock: BundleLock, cache: Path, wheelhouse: str) -> Non
         uv = Path(work, "uv")
         uv.write_bytes(_uv_program(bundle.path / WHEELS / lock.uv))
         uv.chmod(0o755)
-        unshare = ["unshare", "--mount", "--propagation", "private"]
+        # The child dies with us, so that no half-made cache is written to behind the next run.
+        unshare = ["unshare", "--mount", "--propagation", "private", "--fork", "--kill-child"]
         if os.geteuid() != 0:
             unshare.append("--map-root-user")
         outcome = subprocess.run(
