@@ -46,7 +46,9 @@ class CgroupTree:
 
     def __init__(self, name: str, hierarchies: list[Hierarchy] | None = None) -> None:
         if hierarchies is None:
-            hierarchies = parse_hierarchies(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+            mounts = Path("/proc/self/mountinfo")
+            # No Linux, no such file: the verbs say so themselves, in a sentence.
+            hierarchies = parse_hierarchies(mounts.read_text(encoding="utf-8")) if mounts.exists() else []
         self.name = name
         self.hierarchies = hierarchies
 

@@ -65,7 +65,8 @@ class Lab:
         keys = self.folder / "ssh"
         proxy = [*network.inside(self.namespace), sys.executable, "-I", str(self.folder / "connect.py")]
         # One hierarchy is enough to find it again.
-        proxy += ["--cgroup", self._groups.procs_files("guests")[-1]]
+        for procs in self._groups.procs_files("guests")[-1:]:
+            proxy += ["--cgroup", procs]
         return LabSsh(self.name, keys / "id_ed25519", keys / "known_hosts", self.folder / "cp", proxy)
 
     def management_address(self, node: str) -> str:

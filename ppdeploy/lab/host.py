@@ -246,9 +246,10 @@ class Host:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process["pid"], signal.SIGKILL)
         self.groups.kill(self.name)
-        # Its keeper sees that this was no reboot, and ends by itself.
+        # Its keeper sees that this was no reboot, and ends; one that was just rebooting it starts it once more.
         deadline = time.monotonic() + 10
         while self.running:
+            self.groups.kill(self.name)
             if time.monotonic() > deadline:
                 raise ApplyError("a host's keeper does not end", where=self.name, remedy="run ppdeploy lab down")
             time.sleep(0.01)
