@@ -23,7 +23,8 @@ def demo(
     """Serve a tiny model on real hosts of the lab, and read a completion. Needs root, Linux and no GPU."""
     began = time.monotonic()
     lab = Lab()
-    keep = sys.stdout.isatty() and os.environ.get("CI", "") not in ("1", "true")
+    watched = sys.stdout.isatty() and os.environ.get("CI", "") not in ("1", "true")
+    keep = watched or bool(lab.nodes)  # a lab that was up before is somebody's
     try:
         inventory = up_with_vllm(lab, nodes, say=say)
         booted = time.monotonic()

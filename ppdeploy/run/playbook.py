@@ -122,7 +122,13 @@ def run_playbook(
         config.cwd = str(Path.cwd())
         config.pexpect_timeout = _POLL
         config.suppress_output_file = True
-        runner = ansible_runner.Runner(config, event_handler=reader.take, cancel_callback=Stopper(interruption, marker))
+        stopper = Stopper(interruption, marker)
+
+        def look() -> bool:
+            display.tick()
+            return stopper()
+
+        runner = ansible_runner.Runner(config, event_handler=reader.take, cancel_callback=look)
         try:
             if not interruption.count:
                 runner.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, Self, TextIO
@@ -30,6 +31,9 @@ class Progress(Protocol):
     def show(self, step: Step) -> None:
         """Show one step."""
 
+    def tick(self) -> None:
+        """Look at the clock; called a few times a second while Ansible runs."""
+
 
 def progress(redactor: Redactor, *, as_json: bool = False, verbose: bool = False) -> Progress:
     """Return the display that fits: JSON lines on stdout when asked for, else for people on stderr.
@@ -52,13 +56,27 @@ _MARKS: dict[StepKind, str] = {
 }
 
 
+#: Seconds without a line after which a log says what goes on.
+QUIET = 60.0
+
+
 class PlainProgress:
     """One line `HH:MM:SS host: task` for each task that ended on a host, with what stands out in brackets."""
 
-    def __init__(self, redactor: Redactor, stream: TextIO, *, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        redactor: Redactor,
+        stream: TextIO,
+        *,
+        verbose: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._redactor = redactor
         self._stream = stream
         self._verbose = verbose
+        self._clock = clock
+        self._running: dict[str, str] = {}
+        self._spoke = clock()
 
     def __enter__(self) -> Self:
         return self
@@ -68,17 +86,34 @@ class PlainProgress:
 
     def show(self, step: Step) -> None:
         """Print the step's line; skipped and starting tasks, and those of Ansible itself, have none."""
+        if step.kind == "started":
+            self._running[step.host] = task_name(step)
+        elif step.host and step.kind not in ("retry", "diff"):
+            self._running.pop(step.host, None)
         if step.kind in ("play", "task", "started", "skipped") or _is_routine(step):
             return
         if step.kind == "diff":
-            _write_line(self._stream, self._redactor.text(step.output))
+            self._write(self._redactor.text(step.output))
             return
         line = step.text if step.kind == "warning" else f"{step.host}: {task_name(step)}"
         mark = _MARKS.get(step.kind) or (step.text if step.kind == "retry" else "")
         text = f"{datetime.now().astimezone():%H:%M:%S} {line}" + (f" ({mark})" if mark else "")
         if self._verbose and step.output and step.kind != "warning":
             text += "\n" + step.output
-        _write_line(self._stream, self._redactor.text(text))
+        self._write(self._redactor.text(text))
+
+    def tick(self) -> None:
+        """Say what goes on when nothing was written for long: a log that stands still looks like a hang."""
+        if self._running and self._clock() - self._spoke >= QUIET:
+            tasks: dict[str, list[str]] = {}
+            for host, task in self._running.items():
+                tasks.setdefault(task, []).append(host)
+            for task, hosts in tasks.items():
+                self._write(f"{datetime.now().astimezone():%H:%M:%S} {', '.join(hosts)}: {task} (goes on)")
+
+    def _write(self, text: str) -> None:
+        self._spoke = self._clock()
+        _write_line(self._stream, text)
 
 
 class JsonProgress:
@@ -104,6 +139,9 @@ class JsonProgress:
             "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         }
         _write_line(self._stream, json.dumps(self._redactor.data(event | fields)))
+
+    def tick(self) -> None:
+        """Do nothing: a program has its own clock."""
 
 
 class LiveProgress:
@@ -147,6 +185,9 @@ class LiveProgress:
             row.take(step)
             if step.kind in _MARKS:
                 self._say(f"{step.host}: {task_name(step)} ({_MARKS[step.kind]})", self._STYLES.get(step.kind, ""))
+
+    def tick(self) -> None:
+        """Do nothing: the display refreshes itself."""
 
     def _say(self, line: str, style: str) -> None:
         text = self._redactor.text(f"{datetime.now().astimezone():%H:%M:%S} {line}")

@@ -28,6 +28,9 @@ class Recorder:
     def show(self, step: Step) -> None:
         self.steps.append(step)
 
+    def tick(self) -> None:
+        pass
+
 
 def command_lines() -> list[str]:
     """Return the command line of every process that can be read."""

@@ -94,6 +94,7 @@ class FakeLab:
 
     def __init__(self) -> None:
         self.gone = False
+        self.nodes: list[str] = []
 
     def down(self) -> None:
         self.gone = True
@@ -114,6 +115,12 @@ def test_demo_without_a_terminal_takes_the_lab_down(command: Command, lab: FakeL
     assert outcome.code == 0
     assert "node2 computes stage 1 with layers 2-3" in outcome.out
     assert lab.gone
+
+
+def test_demo_leaves_a_lab_that_was_up_before(command: Command, lab: FakeLab) -> None:
+    lab.nodes = ["node1", "node2"]
+    assert command("demo").code == 0
+    assert not lab.gone
 
 
 @pytest.mark.parametrize(("ci", "gone"), [("", False), ("true", True)])

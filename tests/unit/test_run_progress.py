@@ -58,6 +58,19 @@ def test_a_verbose_log_has_ansible_s_own_text_below() -> None:
     assert "changed: [node1] => ..." not in plain()
 
 
+def test_a_log_does_not_stand_still() -> None:
+    now = [0.0]
+    stream = io.StringIO()
+    display = PlainProgress(REDACTOR, stream, clock=lambda: now[0])
+    for host in ("node1", "node2", "node3"):
+        display.show(Step("started", host=host, task="Wait"))
+    display.show(Step("ok", host="node3", task="Wait"))
+    for now[0] in (10, 59, 61, 100, 122):
+        display.tick()
+    lines = [line[9:] for line in stream.getvalue().splitlines()]
+    assert lines == ["node3: Wait", *["node1, node2: Wait (goes on)"] * 2]
+
+
 def test_a_program_gets_one_object_a_line_without_raw_output() -> None:
     stream = io.StringIO()
     with JsonProgress(REDACTOR, stream) as display:
