@@ -23,9 +23,7 @@ PERSONAL = {
         r"|://[^/\s]+/(?:debian|ubuntu)(?:-security)?(?:[/\s\"'`]|$)"
     ),
     # Not /home/me, an example that anyone reads as their own, nor what a test writes into a lab host's /root.
-    "a folder of one machine": re.compile(
-        r"(?<![\w.~*{}\])-])/(?:work/\w|Users/\w|home/(?!me\b)\w|root/(?:\.|\w+/))"
-    ),
+    "a folder of one machine": re.compile(r"(?<![\w.~*{}\])-])/(?:work/\w|Users/\w|home/(?!me\b)\w|root/(?:\.|\w+/))"),
     "a fixed place below the temporary folder": re.compile(r"(?<![\w.~*{}\])-])/tmp/[\w.]"),
 }
 
@@ -98,18 +96,14 @@ def test_every_shell_script_passes_shellcheck() -> None:
 def test_every_script_can_be_executed_and_stops_at_the_first_error() -> None:
     for script in shell_scripts():
         assert script.stat().st_mode & stat.S_IXUSR, f"chmod +x {script.relative_to(ROOT)}"
-        assert re.search(r"^set -(?:eu|u)o pipefail$", script.read_text(), re.MULTILINE), script.relative_to(
-            ROOT
-        )
+        assert re.search(r"^set -(?:eu|u)o pipefail$", script.read_text(), re.MULTILINE), script.relative_to(ROOT)
 
 
 def test_every_yaml_file_of_ours_starts_a_document() -> None:
     # Two documents in a file, or none, would be read as half of what is meant.
     for file in tracked():
         if file.suffix in {".yml", ".yaml"}:
-            assert len(list(yaml.compose_all(file.read_text(), Loader=yaml.CSafeLoader))) == 1, (
-                file.relative_to(ROOT)
-            )
+            assert len(list(yaml.compose_all(file.read_text(), Loader=yaml.CSafeLoader))) == 1, file.relative_to(ROOT)
 
 
 def node_side_modules() -> list[Path]:
@@ -157,9 +151,7 @@ def test_roles_know_no_variable_of_the_inventory() -> None:
 
 
 def test_tools_and_caches_are_not_tracked() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         assert not {"__pycache__", ".venv", ".ansible", "dist", "build"} & set(Path(name).parts), name
         assert not name.endswith((".pyc", ".egg-info", ".retry")), name
