@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
 from ppdeploy import locks
 from ppdeploy.bundle import Progress, make_bundle, unpacked_cache
+from ppdeploy.errors import InputError
+from ppdeploy.lab import system
 from ppdeploy.lab.core import Lab
 from ppdeploy.lab.host import Overlay
 from ppdeploy.lab.inventory import UV_CACHE, WHEELHOUSE, LabInventory
+from ppdeploy.lab.rootfs import machine_release
 from ppdeploy.lab.tiny_model import make_tiny_model
 from ppdeploy.paths import cache_dir
 
-HOST_PYTHON = "3.11"
-"""Python of the lab's hosts (Debian 12)."""
+HOST_PYTHONS = {"bookworm": "3.11"}
+"""Python of the lab's hosts by their release, where there is a lock of vLLM on cpu for it (torch's cpu wheel too)."""
 
 
 def tiny_model() -> Path:
@@ -36,7 +40,7 @@ def up_with_vllm(
     With empty caches this downloads the wheels (860 MB) and unpacks them once. `inventory` describes other pipelines
     than one over all hosts; `owner` and `say` are those of `Lab.up`.
     """
-    lock = locks.find("cpu", None, HOST_PYTHON, "x86_64")
+    lock = _lock()
     bundle = make_bundle(lock, progress=_told(say))
     unpacked = unpacked_cache(bundle, wheelhouse=WHEELHOUSE, say=say)
     return lab.up(
@@ -47,6 +51,19 @@ def up_with_vllm(
         owner=owner,
         say=say,
     )
+
+
+def _lock() -> locks.Lock:
+    """Return the lock that fits the hosts, which get this machine's own release."""
+    system.require_machine("a lab that serves")
+    release, machine = machine_release(), platform.machine()
+    if release not in HOST_PYTHONS or machine != "x86_64":
+        raise InputError(
+            f"the lab's hosts would be {release} on {machine}, and there is no lock of vLLM on cpu for them",
+            where="this machine's /etc/os-release",
+            remedy="use a Debian 12 (bookworm) machine on x86_64, or `ppdeploy lab up --bare` for hosts alone",
+        )
+    return locks.find("cpu", None, HOST_PYTHONS[release], machine)
 
 
 def _told(say: Callable[[str], None]) -> Callable[[Progress], None]:
