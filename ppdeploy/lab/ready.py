@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,11 @@ HOST_PYTHONS = {"bookworm": "3.11"}
 def tiny_model() -> Path:
     """Return the folder of the lab's default model, made when it is not there."""
     folder = cache_dir() / "lab" / "models" / "tiny-llama"
-    return folder if (folder / "model.safetensors").is_file() else make_tiny_model(folder)
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            make_tiny_model(Path(work, folder.name)).rename(folder)
+    return folder
 
 
 def up_with_vllm(
