@@ -128,7 +128,15 @@ def _fill(
 
 
 def _watch(done: int, total: int, doing: str, tell: Callable[[Progress], None]) -> Callable[[int], None]:
-    return lambda held: tell(Progress(min(done + held, total), total, doing))
+    most = 0
+
+    def watch(held: int) -> None:
+        # pip removes its own copy when it has put a file in its place.
+        nonlocal most
+        most = max(most, held)
+        tell(Progress(min(done + most, total), total, doing))
+
+    return watch
 
 
 def _write_manifest(partial: Path, locks: Sequence[Lock], wheels: Sequence[Wheel]) -> Bundle:
