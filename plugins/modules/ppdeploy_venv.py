@@ -119,6 +119,7 @@ missing:
 """
 
 import base64
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -464,6 +465,9 @@ class Build:
         self._uv([str(uv), "venv", "--quiet", "--python", python, str(self.venv)])
         with tempfile.TemporaryDirectory() as work:
             self._install(uv, Path(work))
+        # uv leaves its lock behind, writable by everybody.
+        with contextlib.suppress(FileNotFoundError):
+            (self.venv / ".lock").unlink()
         self.seconds["install"] = round(time.monotonic() - started, 1)
         versions = self._verify()
         self.seconds["verify"] = round(time.monotonic() - started - self.seconds["install"], 1)
