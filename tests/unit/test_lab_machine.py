@@ -15,15 +15,15 @@ from ppdeploy.lab import rootfs, system
 
 LISTING = """\
 http://192.0.2.7/vendor/ stable main
-http://192.0.2.1/debian/ bookworm contrib
-http://192.0.2.1/debian/ bookworm main
-http://192.0.2.1/debian/ bookworm-updates main
-http://192.0.2.2/debian/ bookworm main
+http://192.0.2.1/mirror/ bookworm contrib
+http://192.0.2.1/mirror/ bookworm main
+http://192.0.2.1/mirror/ bookworm-updates main
+http://192.0.2.2/mirror/ bookworm main
 """
 
 
 def test_hosts_are_built_from_the_first_source_of_this_machines_release() -> None:
-    assert rootfs.parse_sources(LISTING, "bookworm") == ("http://192.0.2.1/debian/", ["contrib", "main"])
+    assert rootfs.parse_sources(LISTING, "bookworm") == ("http://192.0.2.1/mirror/", ["contrib", "main"])
 
 
 def test_a_machine_without_such_a_source_is_told_so() -> None:

@@ -17,7 +17,7 @@ FULL = {
     "connection": "ssh",
     "user": "ops",
     "port": 2222,
-    "private_key_file": "/home/ops/my keys/id",
+    "private_key_file": "/srv/ops/my keys/id",
     "ssh_common_args": "-o ProxyCommand=\"nsenter --net='/run/a b' %h %p\" -o UserKnownHostsFile=known",
     "ssh_extra_args": "-v",
     "ssh_executable": "/usr/bin/ssh",
@@ -26,7 +26,7 @@ FULL = {
 
 def test_every_option_of_the_connection_is_there() -> None:
     assert shlex.split(rsync_rsh(FULL)) == [
-        *("/usr/bin/ssh", "-o", "BatchMode=yes", "-l", "ops", "-p", "2222", "-i", "/home/ops/my keys/id"),
+        *("/usr/bin/ssh", "-o", "BatchMode=yes", "-l", "ops", "-p", "2222", "-i", "/srv/ops/my keys/id"),
         *("-o", "ProxyCommand=nsenter --net='/run/a b' %h %p", "-o", "UserKnownHostsFile=known", "-v"),
     ]
 
