@@ -81,6 +81,13 @@ _KNOWN = (
         "it does not answer",
         "see that it runs and is on the network, and then " + _LOG_IN,
     ),
+    # The last of its kind: a jump host or proxy that cannot get through may have said why before.
+    _known(
+        r"Data could not be sent to remote host|Connection (closed|reset) by",
+        "unreachable",
+        "it does not answer, or closes the connection at once",
+        "see that it runs and is on the network, and then " + _LOG_IN,
+    ),
     _known(
         r"Missing sudo password|a (terminal|password) is required|Timeout .* waiting for privilege escalation"
         r"|Timed out waiting for become success",

@@ -118,6 +118,7 @@ UNREACHABLE = [
     ("ssh: connect to host 198.18.0.11 port 22: Connection refused", "no ssh server answers there"),
     ("ssh: connect to host 198.18.0.11 port 22: No route to host", "it does not answer"),
     ("Connection timed out during banner exchange\r\nConnection to x timed out", "it does not answer"),
+    ("kex_exchange_identification: Connection closed by remote host", "closes the connection at once"),
     ("ssh: Could not resolve hostname gpu-1: Name or service not known", "its name has no address here"),
 ]
 
