@@ -359,10 +359,11 @@ class PipelineVars(Frozen):
         unset="chosen by the install",
     )
     uv_link_mode: Literal["copy", "hardlink", "symlink", "clone"] = _var(
-        "How uv puts files from its cache into the venv; hardlink and clone need both on one file system.",
+        "How uv puts files from its cache into the venv; hardlink and clone take no second room where both lie on one file "
+        "system, and copy elsewhere.",
         must="copy, hardlink, symlink or clone",
         scope="pipeline",
-        default="copy",
+        default="hardlink",
     )
     models_dir: NodeFolder = _var(
         "Folder on the nodes that holds the models.",
