@@ -11,18 +11,48 @@ from types import FrameType
 import pytest
 
 from ppdeploy.lab import Lab
+from ppdeploy.lab.ready import up_with_vllm
 from ppdeploy.lab.state import default_name
+from tests.lab.cluster import Cluster, FirstApply
 
 _HERE = Path(__file__).parent
 
-#: Of a lab test that sets no limit of its own, in seconds: the first may build the hosts' root file system.
-_TIMEOUT = 600
+#: Of a lab test that sets no limit of its own, in seconds: the first may build the hosts' root file system
+#: and download wheels, and on a busy machine a model takes minutes to start.
+_TIMEOUT = 1500
+
+#: The lab's own tests come first: they reboot hosts and cut links, which ranks would suffer from. Then the story of one
+#: cluster, in which a model starts as few times as possible.
+_ORDER = (
+    "test_lab_hosts",
+    "test_lab_recovery",
+    "test_apply",
+    "test_testinfra_catches",
+    "test_bad_input",
+    "test_greedy",
+)
+
+_STAGES: list[tuple[str, float]] = []
+
+
+def _place(item: pytest.Item) -> int:
+    if not item.path.is_relative_to(_HERE):
+        return -1
+    return _ORDER.index(item.path.stem) if item.path.stem in _ORDER else len(_ORDER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
     for item in items:
         if item.path.is_relative_to(_HERE) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _STAGES:
+        terminalreporter.section(f"commands on the lab, {sum(seconds for _, seconds in _STAGES):.0f} s")
+        for name, seconds in _STAGES:
+            terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
 
 
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:
@@ -38,8 +68,33 @@ def lab() -> Iterator[Lab]:
     try:
         # Never a lab that an earlier session left: its hosts are no fresh hosts.
         found.down()
-        found.up(2, owner=os.getpid())
+        up_with_vllm(found, 2, owner=os.getpid())
         yield found
     finally:
         found.down()
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="session")
+def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """The lab as a cluster; nothing is applied to it yet, or it runs what the last test left."""
+    return Cluster(lab, lab.inventory, tmp_path_factory.mktemp("elsewhere"), _STAGES)
+
+
+@pytest.fixture(scope="session")
+def first(cluster: Cluster) -> FirstApply:
+    """The way from bare hosts to a served model, by `ansible-playbook`."""
+    bare = cluster.listing()
+    assert not any("ppdeploy" in line for lines in bare.values() for line in lines if "/var/cache" not in line)
+    check = cluster.ppdeploy("apply", "--check", "--json")
+    after_check = cluster.listing()
+    apply = cluster.ansible_playbook()
+    assert apply.code == 0, apply.said
+    return FirstApply(bare, check, after_check, apply)
+
+
+@pytest.fixture(scope="session")
+def served(cluster: Cluster, first: FirstApply) -> Cluster:
+    """The cluster with its pipeline served, as `cluster.extra` says: a test that changes that brings it back."""
+    assert first.apply.code == 0
+    return cluster
