@@ -359,8 +359,8 @@ class PipelineVars(Frozen):
         unset="chosen by the install",
     )
     uv_link_mode: Literal["copy", "hardlink", "symlink", "clone"] = _var(
-        "How uv puts files from its cache into the venv; hardlink and clone take no second room where both lie on one file "
-        "system, and copy elsewhere.",
+        "How uv puts files from its cache into the venv; hardlink and clone take no second room where both lie on one "
+        "file system, and copy elsewhere.",
         must="copy, hardlink, symlink or clone",
         scope="pipeline",
         default="hardlink",
