@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -23,13 +24,16 @@ from ppdeploy.cli.options import (
     Verbose,
     play_options,
 )
-from ppdeploy.cli.output import print_json, print_report, say
+from ppdeploy.cli.output import print_json, print_report, program, say
 from ppdeploy.cli.planning import refuse_blocked
 from ppdeploy.cli.session import Session, open_session
 from ppdeploy.errors import InputError
 from ppdeploy.plan import Plan
 from ppdeploy.report import apply_report, findings_report, pipeline_summary
 from ppdeploy.run import RunResult, cluster_lock, plays
+
+#: Lab hosts, and nobody else, have such management addresses (RFC 2544, benchmarks).
+LAB_PREFIX = "198.18."
 
 #: Version of the last line that these verbs print with --json.
 RESULT_SCHEMA = 1
@@ -71,16 +75,17 @@ def apply(
     apply_cluster(Request(inventory, options, ask_become_pass, as_json))
 
 
-def apply_cluster(request: Request) -> list[dict[str, Any]]:
-    """Run the whole play, print what it came to, and return what became of each pipeline."""
+def apply_cluster(request: Request, *, hints: bool = True) -> list[dict[str, Any]]:
+    """Run the whole play, print what it came to and, with `hints`, what to do next; return each pipeline's summary."""
     session = open_session(request)
+    session.check_models()
     with cluster_lock(request.inventory, "apply"):
         result = session.run(plays.SITE, events=True)
     summaries = _finish(session, result, "apply")
     if not request.as_json:
         if request.options.check:
             say("nothing was changed: these are the changes that an apply would make")
-        else:
+        elif hints:
             say(_next_commands(session, summaries))
     return summaries
 
@@ -88,6 +93,7 @@ def apply_cluster(request: Request) -> list[dict[str, Any]]:
 def check(request: Request) -> None:
     """Check the hosts and the plan, and say what stands in the way of an apply. Changes nothing."""
     session = open_session(replace(request, options=replace(request.options, tags=plays.CHECK_ROLE)))
+    session.check_models()
     result = session.run(plays.SITE)
     plan = _plan_of(session, result)
     findings = [finding for pipeline in plan.pipelines for finding in pipeline.findings] if plan else []
@@ -180,13 +186,21 @@ def _smoke_texts(result: RunResult) -> list[str]:
     return list(_smoke(result).get("failures", ()))
 
 
+def ask_commands(pipeline: Mapping[str, Any], address: str) -> list[str]:
+    """Return the commands that ask a pipeline for a completion from here; `address` is where ssh reaches its head."""
+    body = f'{{"model": "{pipeline["model"]}", "prompt": "Hello", "max_tokens": 16}}'
+    curl = f"curl -s {pipeline['address']}/v1/completions -H Content-Type:application/json -d"
+    if address.startswith(LAB_PREFIX):
+        # A lab host is reached through the lab's network namespace only.
+        return [f"{program()} lab ssh {pipeline['head']} {curl} {shlex.quote(body)}"]
+    port = pipeline["address"].rpartition(":")[2]
+    return [f"ssh -L {port}:127.0.0.1:{port} {address}   # and then, here:", f"{curl} {shlex.quote(body)}"]
+
+
 def _next_commands(session: Session, pipelines: Sequence[Mapping[str, Any]]) -> str:
     where = "" if session.inventory.path == DEFAULT_INVENTORY else f" -i {session.inventory.path}"
     lines = ["next:"]
     for one in pipelines:
-        address = session.inventory.addresses.get(one["head"], one["head"])
-        port = one["address"].rpartition(":")[2]
-        body = f'{{"model": "{one["model"]}", "prompt": "Hello", "max_tokens": 16}}'
-        lines.append(f"  ssh -L {port}:127.0.0.1:{port} {address}   # and then, here:")
-        lines.append(f"  curl {one['address']}/v1/completions -H Content-Type:application/json -d '{body}'")
-    return "\n".join([*lines, f"  ppdeploy status{where}", f"  ppdeploy smoke{where}"])
+        address = str(session.inventory.addresses.get(one["head"], one["head"]))
+        lines += [f"  {line}" for line in ask_commands(one, address)]
+    return "\n".join([*lines, f"  {program()} status{where}", f"  {program()} smoke{where}"])

@@ -6,13 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ppdeploy.cli.applying import apply_cluster
+from ppdeploy.cli.applying import LAB_PREFIX, apply_cluster, ask_commands
 from ppdeploy.cli.options import Request, play_options
-from ppdeploy.cli.output import print_report, say
+from ppdeploy.cli.output import print_report, program, say
 from ppdeploy.lab import Lab
 from ppdeploy.lab.ready import up_with_vllm
 
@@ -30,10 +31,10 @@ def demo(
         booted = time.monotonic()
         say(f"lab: {nodes} hosts are up after {booted - began:.0f} s; applying {inventory}")
         request = Request(inventory, play_options(), ask_become_pass=False, as_json=False)
-        pipelines = apply_cluster(request)
+        pipelines = apply_cluster(request, hints=False)
         print_report(*_told(pipelines), f"the whole demo took {time.monotonic() - began:.0f} s")
         if keep:
-            say(_to_try(pipelines, str(inventory)))
+            say(_to_try(pipelines, inventory))
     finally:
         # With nobody there to look at it, a lab that stays is only in the way.
         if not keep:
@@ -44,22 +45,22 @@ def _told(pipelines: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{host} computes {stages}" for pipeline in pipelines for host, stages in pipeline["stages"].items()]
 
 
-def _to_try(pipelines: Sequence[Mapping[str, Any]], inventory: str) -> str:
-    lines = ["ask it again:"]
+def _to_try(pipelines: Sequence[Mapping[str, Any]], inventory: Path) -> str:
+    run, where = program(), os.path.relpath(inventory)
+    lines = ["ask it again (the weights are random, so the text is noise):"]
     for pipeline in pipelines:
-        body = f'{{"model": "{pipeline["model"]}", "prompt": "Hello", "max_tokens": 16}}'
-        lines.append(
-            f"  ppdeploy lab ssh {pipeline['head']} curl -s {pipeline['address']}/v1/completions "
-            f"-H Content-Type:application/json -d '{body}'"
-        )
+        # Any address of a lab host will do: the command goes through `lab ssh`.
+        lines += [f"  {line}" for line in ask_commands(pipeline, LAB_PREFIX)]
     lines += [
         "look at it:",
-        f"  ppdeploy status -i {inventory}",
-        f"  ppdeploy plan -i {inventory}",
-        f"  ppdeploy lab ssh {pipelines[0]['head']} systemctl status 'ppdeploy-rank@*'" if pipelines else "",
-        "break it:",
-        "  ppdeploy lab cut node2; ppdeploy lab heal node2",
+        f"  {run} status -i {where}",
+        f"  {run} plan -i {where}",
+        f"  {run} lab ssh node1 systemctl status 'ppdeploy-rank@*'",
+        "break it, look, and mend it:",
+        f"  {run} lab cut node2",
+        f"  {run} check -i {where}",
+        f"  {run} lab heal node2",
         "take it away again:",
-        "  make clean   # or: ppdeploy lab down",
+        f"  {run} lab down   # or: make clean",
     ]
-    return "\n".join(line for line in lines if line)
+    return "\n".join(lines)

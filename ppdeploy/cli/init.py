@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ppdeploy.cli.options import DEFAULT_INVENTORY, Inventory
-from ppdeploy.cli.output import print_report, say
+from ppdeploy.cli.output import print_report, program, say
 from ppdeploy.errors import InputError
+from ppdeploy.spec import is_local_model
 from ppdeploy.spec.example import EXAMPLE_HOSTS, EXAMPLE_MODEL, example_text
 
 
@@ -27,7 +29,7 @@ def init(
 ) -> None:
     """Write an inventory to start from; without machines, one with marked lines to edit. Never overwrites."""
     file = inventory if inventory.suffix in (".yml", ".yaml") else inventory / "hosts.yml"
-    text = example_text(tuple(hosts) if hosts else EXAMPLE_HOSTS, model, pipeline=pipeline, user=user)
+    text = example_text(tuple(hosts) if hosts else EXAMPLE_HOSTS, _model(model), pipeline=pipeline, user=user)
     if file.parent.is_dir() and (found := sorted(path.name for path in file.parent.iterdir())) and file != inventory:
         raise InputError(
             f"there is an inventory already ({', '.join(found)})",
@@ -48,4 +50,16 @@ def init(
     print_report(str(file))
     where = "" if inventory == DEFAULT_INVENTORY else f" -i {inventory}"
     edit = "" if hosts else f"  $EDITOR {file}\n"
-    say(f"next:\n{edit}  ppdeploy plan{where}\n  ppdeploy apply{where}")
+    say(f"next:\n{edit}  {program()} plan{where}\n  {program()} apply{where}")
+
+
+def _model(model: str) -> str:
+    """Return a model folder's whole path: typed at a shell it starts here, in the inventory it would start there."""
+    if not is_local_model(model):
+        return model
+    folder = Path(model).expanduser().resolve()
+    if not folder.is_dir():
+        raise InputError(
+            "the model folder does not exist", where=f"--model {model}", remedy="give a folder with a config.json"
+        )
+    return str(folder)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -12,6 +15,12 @@ from ppdeploy.run import Redactor
 
 #: Width of a report that goes into a file or a pipe, in characters: enough that no cell is cut.
 _FILE_WIDTH = 160
+
+
+def program() -> str:
+    """Return how this command is called here: by name where the shell finds it, else by its path, as in a new .venv."""
+    called = Path(sys.argv[0])
+    return os.path.relpath(called) if called.name == "ppdeploy" and not shutil.which("ppdeploy") else "ppdeploy"
 
 
 def print_report(*parts: RenderableType) -> None:

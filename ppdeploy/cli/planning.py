@@ -116,6 +116,7 @@ def make_plan(session: Session, facts: Path | None, save: Path | None) -> Plan:
     """Return the plan from saved facts, or from those that the hosts give now."""
     if facts:
         return session.plan_from_facts(load_facts(facts))
+    session.check_models()
     result = session.take_facts()
     if save:
         save_facts(save, typed_facts(result))

@@ -40,6 +40,13 @@ class Session:
             keep=[plays.FACTS_TASK],
         )
 
+    def check_models(self) -> None:
+        """Refuse a model folder that cannot be served before any host is asked."""
+        if self.options.limit:
+            return
+        local = [p for p in self.spec.pipelines if p.model_is_local and "ppdeploy_model" not in p.pending]
+        resolve_models(self.spec.model_copy(update={"pipelines": tuple(local)}))
+
     def take_facts(self) -> RunResult:
         """Ask the nodes for their facts, changing nothing; raises when one cannot answer."""
         result = self.run(plays.FACTS)
@@ -64,7 +71,9 @@ class Session:
         missing = [host.name for pipeline in self.spec.pipelines for host in pipeline.hosts if host.name not in facts]
         if missing:
             raise InputError(
-                f"the facts of {', '.join(missing)} are not in the file", where="--facts", remedy="save the facts anew"
+                f"the facts of {', '.join(missing)} are not in the file, which holds {', '.join(facts) or 'none'}",
+                where="--facts",
+                remedy="use the inventory that the facts were saved for, or save them anew with --save-facts",
             )
         pending = sorted({name for pipeline in self.spec.pipelines for name in pipeline.pending})
         if pending:

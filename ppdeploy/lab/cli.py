@@ -86,9 +86,9 @@ def status(
 
 
 def _table(found: LabStatus) -> Table:
-    table = Table(title=f"lab {found.name}", caption=f"inventory: {found.inventory}", title_justify="left")
+    table = Table(title=f"lab {found.name}, inventory {found.inventory}", title_justify="left", box=None)
     for heading in ("host", "state", "management", "fabric", "boots", "up", "memory", "links"):
-        table.add_column(heading, justify="right" if heading in {"boots", "up", "memory"} else "left")
+        table.add_column(heading, justify="right" if heading in {"boots", "up", "memory"} else "left", no_wrap=True)
     for node in found.nodes:
         table.add_row(
             node.name,
@@ -145,27 +145,32 @@ def cut(
 ) -> None:
     """Cut a host's link."""
     Lab().cut(node, link.value, silent=silent)
+    typer.echo(f"{node}: {link.value} cut", err=True)
 
 
 @lab_app.command()
 def heal(node: _Node, link: _Link = Link.BOTH) -> None:
     """Undo `cut`."""
     Lab().heal(node, link.value)
+    typer.echo(f"{node}: {link.value} healed", err=True)
 
 
 @lab_app.command()
 def kill(node: _Node) -> None:
     """Take the power from a host: all its processes end at once."""
     Lab().kill(node)
+    typer.echo(f"{node}: off", err=True)
 
 
 @lab_app.command()
 def boot(node: _Node) -> None:
     """Switch a host on again after `kill` or a power-off, and wait until it has booted."""
     Lab().boot(node)
+    typer.echo(f"{node}: up", err=True)
 
 
 @lab_app.command()
 def reboot(node: _Node) -> None:
     """Reboot a host from inside and wait until it has booted again."""
     Lab().reboot(node)
+    typer.echo(f"{node}: up again", err=True)

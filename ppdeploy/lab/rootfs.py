@@ -17,6 +17,7 @@ from ppdeploy.lab.keeper import joining
 
 PACKAGES = (
     "ca-certificates",
+    "curl",
     "dbus",
     "ethtool",
     "iperf3",

@@ -79,7 +79,7 @@ def check_docs(file: Path) -> None:
 
 def _row(variable: Variable) -> tuple[str, ...]:
     meaning = variable.sentence + (" **Secret.**" if variable.secret else "")
-    return f"`{variable.name}`", meaning, _capital(variable.must), variable.unit, _default(variable)
+    return f"`{variable.name}`", meaning, variable.must, variable.unit, _default(variable)
 
 
 def _default(variable: Variable) -> str:

@@ -199,7 +199,7 @@ OWNED_ENV: dict[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "set ppdeploy_kv_cache_gib instead",
     "VLLM_CPU_OMP_THREADS_BIND": "set ppdeploy_omp_threads_bind instead",
     "VLLM_TARGET_DEVICE": "set ppdeploy_device instead",
-    "VLLM_PORT": "set ppdeploy_api_port instead",
+    "VLLM_PORT": "remove it: it is vLLM's own internal port; the API's is ppdeploy_api_port",
     "VLLM_MODEL_REDIRECT_PATH": "set ppdeploy_model instead",
     "HF_ENDPOINT": "set ppdeploy_hf_endpoint instead",
     "HF_HUB_OFFLINE": _ENV_OFFLINE,

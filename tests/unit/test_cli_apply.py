@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ppdeploy.cli import session
+from ppdeploy.cli.applying import ask_commands
 from ppdeploy.run import Failure, HostStats, RunResult, cluster_lock, plays
 from tests.factories import make_cluster
 from tests.unit.cli_support import Cluster, Command, Play, applied, load, loaded_once, make_cluster_on_disk
@@ -73,8 +74,17 @@ def test_apply_ends_with_address_model_speed_release_changes_and_what_to_do_next
     assert "12.3" in outcome.out
     assert "changed: node1 3" in outcome.out
     assert "completed 'Hello' with ' world'" in outcome.out
-    assert "ssh -L 8000:127.0.0.1:8000 198.18.0.11" in outcome.err
+    # The cluster of this test has a lab's addresses, which ssh alone cannot reach.
+    assert "ppdeploy lab ssh node1 curl -s http://127.0.0.1:8000/v1/completions" in outcome.err
+    assert "ssh -L" not in outcome.err
     assert f"ppdeploy status -i {cluster.inventory}" in outcome.err
+
+
+def test_a_head_that_ssh_reaches_is_asked_through_a_tunnel() -> None:
+    pipeline = {"model": "m", "head": "gpu-1", "address": "http://127.0.0.1:8000"}
+    tunnel, curl = ask_commands(pipeline, "gpu-1.lan")
+    assert tunnel.startswith("ssh -L 8000:127.0.0.1:8000 gpu-1.lan ")
+    assert curl.startswith("curl -s http://127.0.0.1:8000/v1/completions ")
 
 
 def test_options_are_passed_on(cluster: Cluster, command: Command, play: Play) -> None:

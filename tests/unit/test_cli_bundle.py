@@ -105,7 +105,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
     found = FakeLab()
     monkeypatch.setattr(demo, "Lab", lambda: found)
     monkeypatch.setattr(demo, "up_with_vllm", lambda *_args, **_more: Path("inventory/lab/hosts.yml"))
-    monkeypatch.setattr(demo, "apply_cluster", lambda _request: [PIPELINE])
+    monkeypatch.setattr(demo, "apply_cluster", lambda _request, hints: [] if hints else [PIPELINE])
     monkeypatch.delenv("CI", raising=False)
     return found
 
@@ -139,7 +139,7 @@ def test_demo_on_a_terminal_leaves_the_lab_up_and_says_how_to_go_on(
 def test_demo_that_fails_takes_the_lab_down_where_nobody_looks(
     command: Command, lab: FakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_request: object) -> None:
+    def fail(_request: object, **_options: object) -> None:
         raise ApplyError("it failed")
 
     monkeypatch.setattr(demo, "apply_cluster", fail)

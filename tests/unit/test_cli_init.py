@@ -25,12 +25,21 @@ def test_without_hosts_it_writes_the_example_into_the_default_place(command: Com
 
 def test_the_hosts_and_the_model_given_make_a_usable_inventory(command: Command) -> None:
     words = ("big=admin@198.18.0.11", "198.18.0.12:2222", "--model", "./m", "--pipeline", "tiny", "-i", "mine")
+    Path("m").mkdir()
     assert command("init", *words).code == 0
     spec = load_inventory(Path("mine")).spec()
     (pipeline,) = spec.pipelines
     assert pipeline.name == "tiny"
     assert [host.address for host in pipeline.hosts] == ["198.18.0.11", "198.18.0.12"]
-    assert pipeline.vars.model == "./m"
+    # Typed at a shell, ./m starts here; in the inventory it would start there.
+    assert pipeline.vars.model == str(Path("m").resolve())
+
+
+def test_a_model_folder_that_is_not_there_is_told_at_once(command: Command) -> None:
+    outcome = command("init", "--model", "./nosuchfolder")
+    assert outcome.code == 2
+    assert "the model folder does not exist (--model ./nosuchfolder)" in outcome.err
+    assert not Path("inventory").exists()
 
 
 @pytest.mark.parametrize("place", ["mine", "mine/hosts.yml"])
