@@ -5,7 +5,7 @@ SHELL := bash
 BIN := .venv/bin
 export PYTHON
 
-.PHONY: help demo test unit lab-test lint format bench-apply venv constraints clean distclean
+.PHONY: help demo test unit sim lab-test lint format bench-apply venv constraints clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +20,9 @@ test: lint ## Everything: lint, unit and golden tests, and the lab's (root)
 
 unit: .venv/.made ## The tests that need no root and no network
 	@$(BIN)/pytest --ignore tests/lab
+
+sim: .venv/.made ## 5,000 stories of gangs under faults (about 20 minutes of a core); the tests tell 80
+	@PPDEPLOY_SIM_RUNS=5000 $(BIN)/pytest tests/sim/test_faults.py
 
 lab-test: .venv/.made ## The tests on real hosts of the lab (root)
 	@scripts/bootstrap.sh system

@@ -1,0 +1,120 @@
+"""`python3 agent.pyz VERB`: the agent itself, what its units call, and what operators' verbs call on a node."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppdeploy.agent import clock, command, config, rank, store, ticket, wire
+from ppdeploy.agent.version import VERSION
+
+_LEADING = ("stopping", "starting", "probing", "serving", "draining")
+_WORKING = ("worker", "running")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code: 0, or 1 with one sentence on stderr."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # Everything after `--` is the rank's own command line, which argparse must not read.
+    cut = words.index("--") if "--" in words else len(words)
+    options = _parser().parse_args(words[:cut])
+    try:
+        settings = config.load(options.config)
+        verb = str(options.verb)
+        if verb == "run":
+            _run(settings)
+        elif verb == "ticket":
+            rank.consumed_by(settings, store.boot_id(settings.boot))
+        elif verb == "rank":
+            rank.become(rank.prepare(settings, words[cut + 1 :], os.environ, store.boot_id(settings.boot)))
+        elif verb == "order":
+            _order(settings, options)
+        elif verb == "wait":
+            return _wait(settings, options)
+        elif verb == "status":
+            sys.stdout.write(_status(settings))
+    except (config.ConfigError, rank.RefusedError, ticket.NoTicketError, OSError, ValueError) as error:
+        sys.stderr.write(f"ppdeploy-agent: {error}\n")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agent.pyz", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", type=Path, default=Path(config.DEFAULT_PATH), help="the agent's configuration")
+    parser.add_argument("--version", action="version", version=VERSION)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("run", help="be the agent of this node")
+    verbs.add_parser("ticket", help="consume the start ticket (ExecStartPre= of the rank)")
+    start = verbs.add_parser("rank", help="become the rank that the ticket names (ExecStart= of the rank)")
+    start.add_argument("pipeline", help="the pipeline's name")
+    order = verbs.add_parser("order", help="leave the operator's word for the agent")
+    order.add_argument("word", choices=command.VERBS)
+    order.add_argument("--release", default="", help="the release that is to run")
+    order.add_argument(
+        "--forget", action="append", default=[], metavar="NODE", help="a removed node to wait for no more"
+    )
+    wait = verbs.add_parser("wait", help="wait until this node is in a state, as its agent tells")
+    wait.add_argument("state", choices=("serving", "stopped"))
+    wait.add_argument("--seconds", type=float, default=60.0)
+    verbs.add_parser("status", help="print what the agent knows, as JSON")
+    return parser
+
+
+def _run(settings: config.Config) -> None:
+    # Only the agent itself needs all of it; the units' verbs start faster without.
+    from ppdeploy.agent.loop import Agent  # noqa: PLC0415
+
+    threading.excepthook = _end_on_bug
+    Agent(settings).run()
+
+
+def _end_on_bug(arguments: threading.ExceptHookArgs) -> None:
+    """End the agent when a thread of it does: systemd starts it again, and half an agent would be worse than none."""
+    sys.__excepthook__(arguments.exc_type, arguments.exc_value or arguments.exc_type(), arguments.exc_traceback)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _order(settings: config.Config, options: argparse.Namespace) -> None:
+    given = command.give(settings.command, options.word, options.release, tuple(options.forget))
+    sys.stdout.write(json.dumps({"serial": given.serial, "verb": given.verb}) + "\n")
+
+
+def _wait(settings: config.Config, options: argparse.Namespace) -> int:
+    """Wait until the gang serves (on a worker: its rank runs), or until no rank is left here."""
+    end = clock.now() + options.seconds
+    last = "the agent did not answer"
+    while clock.now() < end:
+        try:
+            status = json.loads(_status(settings))
+        except (OSError, ValueError) as error:
+            last = f"the agent did not answer: {error}"
+        else:
+            rank_state = status["own"]["rank"]["state"]
+            if options.state == "stopped" and rank_state == "absent" and status["phase"] not in _LEADING:
+                return 0
+            if options.state == "serving" and (status["healthy"] or (status["phase"], rank_state) == _WORKING):
+                return 0
+            last = f"{status['phase']}: {status['remark'] or status['own']['remark'] or rank_state}"
+        time.sleep(0.5)
+    sys.stderr.write(f"ppdeploy-agent: not {options.state} within {options.seconds:.0f} s: {last}\n")
+    return 1
+
+
+def _status(settings: config.Config) -> str:
+    address, port = next((pair for pair in settings.listen if pair[0].startswith("127.")), settings.listen[0])
+    reply = wire.get(address, port, "/v1/status", 5.0)
+    if reply.status != 200:
+        raise ValueError(f"the agent answered {reply.status} to a question for its status")
+    return reply.body.decode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

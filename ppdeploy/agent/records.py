@@ -1,0 +1,58 @@
+"""What an agent must not forget: the node's memory (for one boot, in /run) and the head's record (on disk)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppdeploy.agent.messages import NONE, RUN, GenerationId, Member
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A node's promises of this boot. Losing it to a reboot is safe: the ranks are gone with it (rule 4).
+
+    `promised`: nothing lower will be started. `started`: the highest generation that was started in this
+    boot, with its release and the head to obey while that rank lives. `known`: the members of that gang
+    and of the last ask.
+    """
+
+    boot_id: str = ""
+    promised: GenerationId = NONE
+    started: GenerationId = NONE
+    release: str = ""
+    head: Member | None = None
+    known: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure of the gang's own making; `at` is in seconds of the agent's clock."""
+
+    generation: GenerationId
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """The head's decisions. A generation is used only once its record lies on disk.
+
+    `members` are all nodes that may hold a rank of this generation or, while it is not launched, of an
+    earlier one. `wanted` is `run` or `stop`; `serial` is the last operator command handled; `failed` is
+    the terminal reason. `streak` counts generations in a row that did not settle; `series` is the first
+    of the generations that failed since all was last well, whose journals are kept.
+    """
+
+    generation: GenerationId = NONE
+    launched: bool = False
+    release: str = ""
+    members: tuple[Member, ...] = ()
+    draining: str = ""
+    wanted: str = RUN
+    serial: int = 0
+    failed: str = ""
+    failures: tuple[Failure, ...] = ()
+    streak: int = 0
+    series: GenerationId = NONE
+    forgotten: tuple[str, ...] = ()
+    last_reason: str = ""

@@ -1,0 +1,72 @@
+"""One agent and its rank, in the moments that the simulation's simple ranks do not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ppdeploy.agent import custody
+from ppdeploy.agent.actions import KeepJournal, KillRank
+from ppdeploy.agent.custody import Custody, Orders
+from ppdeploy.agent.messages import RUN, Ask
+from ppdeploy.agent.records import Memory
+from ppdeploy.agent.settings import Settings
+from ppdeploy.agent.sight import Identity, Local, RankSight
+from tests.unit.gang_factories import G1, A, B
+
+ME = Identity("c", "p", "a", A.machine_id, A.boot_id)
+MEMORY = Memory(A.boot_id, promised=G1, started=G1, release="d", head=A, known=(A, B))
+ORDERS = Orders(Ask(G1, RUN, "d", (A, B), start_head=True), is_head=True, head=A)
+RUNNING = RankSight(processes=5, running=G1, release="d")
+
+
+def _local(rank: RankSight, dying: str = "") -> Local:
+    return Local(ME, salt=1, rank=rank, stored_memory=MEMORY, dying=dying)
+
+
+def test_a_rank_whose_main_process_ended_is_killed_at_once_and_is_its_own_fault() -> None:
+    held, actions = custody.step(Custody(MEMORY), _local(RUNNING), ORDERS, 1.0, Settings())
+    assert actions == []
+    held, actions = custody.step(held, _local(replace(RUNNING, main_gone=True)), ORDERS, 2.0, Settings())
+    assert any(isinstance(action, KillRank) for action in actions)
+    gone = RankSight(running=G1, code=0, end="exited with code 0")
+    held, actions = custody.step(held, _local(gone), ORDERS, 3.0, Settings())
+    assert any(isinstance(action, KeepJournal) for action in actions)
+    ended = custody.outcome(held, _local(gone))
+    assert ended is not None
+    assert (ended.own, ended.code, ended.reason) == (True, 0, "exited with code 0")
+
+
+def test_a_dead_engine_in_the_log_ends_its_rank_as_its_own_fault() -> None:
+    held, _ = custody.step(Custody(MEMORY), _local(RUNNING), ORDERS, 1.0, Settings())
+    held, actions = custody.step(held, _local(RUNNING, "its log says: EngineDeadError"), ORDERS, 2.0, Settings())
+    assert any(isinstance(action, KillRank) for action in actions)
+    held, _ = custody.step(held, _local(RankSight(running=G1)), ORDERS, 3.0, Settings())
+    ended = custody.outcome(held, _local(RankSight(running=G1)))
+    assert ended is not None
+    assert (ended.own, ended.reason) == (True, "its log says: EngineDeadError")
+
+
+def test_a_look_that_is_too_early_decides_nothing() -> None:
+    unknown = RankSight(known=False)
+    held, actions = custody.step(Custody(replace(MEMORY, promised=G1)), _local(unknown), ORDERS, 1.0, Settings())
+    assert actions == []
+    assert custody.outcome(held, _local(unknown)) is None
+    assert custody.view(held, _local(unknown)).state != "absent"
+
+
+def test_processes_without_a_ticket_of_ours_are_foreign() -> None:
+    foreign = RankSight(processes=1)
+    _, actions = custody.step(Custody(MEMORY), _local(foreign), ORDERS, 1.0, Settings())
+    assert any(isinstance(action, KillRank) and "foreign" in action.reason for action in actions)
+
+
+def test_what_is_left_of_a_rank_keeps_it_from_being_absent() -> None:
+    for sight in (
+        RankSight(job=True),
+        RankSight(ticket=G1),
+        RankSight(processes=1),
+        RankSight(residue="GPU memory of process 7"),
+        RankSight(known=False),
+    ):
+        assert not custody.is_absent(sight)
+    assert custody.is_absent(RankSight(running=G1))
