@@ -34,8 +34,10 @@ def is_running(text: str) -> bool:
 
 
 def start(playbook: str, inventory: Path, *extra: str, runtime: Path, **variables: str) -> subprocess.Popen[str]:
+    # Whoever runs the tests may ignore signals (nohup, a background job), and what is ignored is inherited.
+    heard = ["env", "--default-signal=HUP", "--default-signal=INT", "--default-signal=TERM"]
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.run_main", playbook, str(inventory), *extra],
+        [*heard, sys.executable, "-m", "tests.unit.run_main", playbook, str(inventory), *extra],
         cwd=REPOSITORY,
         env=os.environ | {"XDG_RUNTIME_DIR": str(runtime)} | variables,
         stdout=subprocess.PIPE,
