@@ -63,7 +63,7 @@ class Bundle(_Frozen):
     def at(self, path: Path) -> Bundle:
         """Return the same bundle, lying at `path`."""
         found = self.model_copy()
-        found._path = path  # noqa: SLF001
+        found._path = path  # noqa: SLF001  (our own copy's)
         return found
 
     def lock(self, digest: str) -> BundleLock:

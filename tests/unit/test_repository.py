@@ -17,9 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: What names the machine of the person who wrote the file: it works there and nowhere else.
 PERSONAL = {
-    # Not the home pages that a copy of /etc/os-release names.
     "a package registry or mirror": re.compile(
-        r"://(?!www\.|bugs\.)[^/\s]*(?:pypi|pythonhosted|debian|ubuntu|npmjs)"
+        r"://[^/\s]*(?:pypi|pythonhosted|debian|ubuntu|npmjs)"
         r"|://[^/\s]+/(?:debian|ubuntu)(?:-security)?(?:[/\s\"'`]|$)"
     ),
     # Not /home/me, an example that anyone reads as their own, nor what a test writes into a lab host's /root.
