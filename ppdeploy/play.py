@@ -5,13 +5,17 @@ The filter plugin `plugins/filter/ppdeploy.py` calls these functions and nothing
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ppdeploy import locks
+from ppdeploy.agent.build import agent_pyz
 from ppdeploy.errors import InputError
 from ppdeploy.facts import NodeFacts
+from ppdeploy.paths import cache_dir
 from ppdeploy.plan import Plan, build_plan, facts_request
 from ppdeploy.plan.types import NodePlan, PipelinePlan
 from ppdeploy.render import complete, file_path, release_folder, release_json, template_values
@@ -100,6 +104,7 @@ def plan_of_play(
                 **node_slice(pipeline, node, typed[node.host], text),
                 "model": model_slice(pipeline, node, models[pipeline.name]),
                 "venv": venv_slice(spec.pipeline(pipeline.name), pipeline, node),
+                "agent": agent_slice(spec, pipeline),
             }
     return {"plan": plan.model_dump(mode="json"), "nodes": nodes}
 
@@ -129,6 +134,32 @@ def node_slice(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release
         "files": [file_path(pipeline, file) for file in node.files],
         "node": template_values(pipeline, node, release_text),
     }
+
+
+def agent_slice(spec: Spec, pipeline: PipelinePlan) -> dict[str, Any]:
+    """Return what the role gang_agent is given beside the node's own names; the key is no part of any plan."""
+    return {
+        "file": str(agent_file()),
+        "url": "http://127.0.0.1:29500",
+        "cluster": spec.inventory_dir.resolve().name,
+        # Made by the play where it is missing; hidden, since Ansible reads every other file there as an inventory.
+        "key_file": str(spec.inventory_dir.resolve() / ".ppdeploy" / f"{pipeline.name}-agent.key"),
+        "device": spec.pipeline(pipeline.name).vars.device,
+        "settings": {"start_timeout": pipeline.start_timeout},
+    }
+
+
+def agent_file() -> Path:
+    """Return the agent packed into its one file, in the controller's cache, named by its content."""
+    data = agent_pyz()
+    path = cache_dir() / "agent" / f"agent-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as fresh:
+            fresh.write(data)
+        # Several plays may pack at once: whoever is last replaces the same bytes.
+        Path(fresh.name).replace(path)
+    return path
 
 
 def venv_slice(spec: PipelineSpec, pipeline: PipelinePlan, node: NodePlan) -> dict[str, Any]:

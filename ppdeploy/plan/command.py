@@ -8,6 +8,9 @@ from typing import Any
 
 GIB = 1024**3
 
+SHUTDOWN_SECONDS = 30
+"""How long a head that is told to stop finishes its requests; less than `TimeoutStopSec=` of the rank's unit."""
+
 DEFAULT_CPU_KV_GIB = 4
 """KV cache of a cpu rank in GiB: without a number vLLM would take a share of all memory of the NUMA node."""
 
@@ -50,6 +53,8 @@ def rank_argv(
         argv += ["--master-addr", master_addr, "--master-port", str(master_port)]
     if node_rank == 0:
         argv += ["--host", "127.0.0.1", "--port", str(api_port)]
+        # By default a wanted stop kills the engine at once and leaves the API hanging on the requests it has.
+        argv += ["--shutdown-timeout", str(SHUTDOWN_SECONDS)]
     else:
         argv += ["--headless"]
     if max_model_len is not None:

@@ -40,6 +40,7 @@ OWNED_FLAGS: dict[str, str] = {
     "master-addr": _BY_PLAN,
     "headless": _BY_PLAN,
     "distributed-executor-backend": _BY_PLAN,
+    "shutdown-timeout": _BY_PLAN,
     "api-key": "remove it: keys are never arguments, which every user of a host can read",
     "host": _ONE_API,
     "uds": _ONE_API,

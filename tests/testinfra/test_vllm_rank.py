@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from ipaddress import ip_network
 from typing import Any
 
+from ppdeploy.agent.command_line import with_option
+from ppdeploy.agent.ready import master_port
 from ppdeploy.plan.types import NodePlan, PipelinePlan
 from ppdeploy.render import links, release_folder
 
@@ -55,9 +58,9 @@ def test_the_links_lead_to_the_planned_release(host: Any, pipeline: PipelinePlan
     assert found == links(pipeline)
 
 
-def test_the_rank_is_up_and_comes_up_at_boot(unit: Mapping[str, str]) -> None:
+def test_the_rank_is_up_and_only_its_agent_starts_it(unit: Mapping[str, str]) -> None:
     assert unit["ActiveState"] == "active", unit["journal"]
-    assert unit["UnitFileState"] == "enabled"
+    assert unit["UnitFileState"] == "static"
 
 
 def test_the_rank_has_not_died_since_it_was_started(unit: Mapping[str, str]) -> None:
@@ -87,10 +90,13 @@ def test_the_rank_is_unprivileged(host: Any, unit: Mapping[str, str]) -> None:
     assert fields["NoNewPrivs"] == "1"
 
 
-def test_the_running_command_is_the_planned_one(host: Any, unit: Mapping[str, str], node: NodePlan) -> None:
+def test_the_running_command_is_the_planned_one(
+    host: Any, unit: Mapping[str, str], pipeline: PipelinePlan, node: NodePlan
+) -> None:
     words = host.file(f"/proc/{unit['MainPID']}/cmdline").content_string.rstrip("\0").split("\0")
+    planned = with_option(list(node.argv), "--master-port", str(_master_port(host, pipeline)))
     # The kernel puts the script's interpreter in front.
-    assert words[-len(node.argv) :] == list(node.argv)
+    assert words[-len(planned) :] == planned
 
 
 def test_the_running_environment_is_the_planned_one(environment: dict[str, str], node: NodePlan) -> None:
@@ -106,7 +112,13 @@ def test_the_api_is_on_the_heads_loopback_only(host: Any, pipeline: PipelinePlan
 def test_the_master_port_is_the_heads(host: Any, pipeline: PipelinePlan, node: NodePlan) -> None:
     gang = node.role == "head" and bool(node.peers)
     # torch's store listens on every address; the unit's address filter is what guards it.
-    assert bool(_listening(host, pipeline.master_port)) == gang
+    assert bool(_listening(host, _master_port(host, pipeline))) == gang
+
+
+def _master_port(host: Any, pipeline: PipelinePlan) -> int:
+    """Return the port of the running generation, which the consumed ticket names."""
+    consumed = json.loads(host.file("/run/ppdeploy-agent/consumed.json").content_string)
+    return master_port(pipeline.master_port, consumed["generation"][0])
 
 
 def _listening(host: Any, port: int) -> set[str]:
