@@ -68,6 +68,7 @@ class Agent:
         self._storer = store.Storer(store.SlotFile(config.record), self._identity.boot_id, self._wake)
         self._memory = store.memory_from_json(store.read_json(config.memory), self._identity.boot_id)
         self._storage_problem = ""
+        self._disk_problem = ""
         self._rank_memory = (float("-inf"), 0)
         self._stopping = False
         self._old_release: release.NodeRelease | None = None
@@ -157,6 +158,7 @@ class Agent:
             stored_memory=self._memory,
             stored_record=self._storer.stored,
             storage_problem=self._storer.problem or self._storage_problem,
+            disk_problem=self._storer.disk,
         )
 
     def _resident(self) -> int:
@@ -227,7 +229,10 @@ class Agent:
             self._pollers[name].interval = 1.0 if steady else 0.3
 
     def _attend(self, local: Local) -> None:
-        """Watch the API while this node's rank has one, and the rank's log while it runs."""
+        """Watch the API while this node's rank has one, and the rank's log while it runs; tell of the disk."""
+        if local.disk_problem not in {"", self._disk_problem}:
+            _say(local.disk_problem)
+        self._disk_problem = local.disk_problem
         running = not custody.is_absent(local.rank) and local.rank.running != NONE
         full = self._running_release(local) if running else None
         self._engine.watch(_target(full) if full is not None else None)

@@ -52,6 +52,7 @@ def prometheus(state: core.State, local: Local, now: float, settings: Settings) 
         if math.isfinite(known.heard_at):
             lines.value("ppdeploy_agent_peer_age_seconds", now - known.heard_at, f'peer="{name}"')
     lines.one("ppdeploy_agent_storage_ok", "gauge", "Whether the record could be stored.", not local.storage_problem)
+    lines.one("ppdeploy_agent_disk_ok", "gauge", "Whether the state's file system can be written.", not local.disk_problem)
     return lines.text()
 
 
@@ -91,6 +92,7 @@ def status(state: core.State, local: Local, now: float, settings: Settings) -> d
         "proof_age": _finite(progress.proof_age(mind.progress, now)),
         "stall_limit": mind.progress.limit,
         "storage_problem": local.storage_problem,
+        "disk_problem": local.disk_problem,
         "peers": peers,
     }
 

@@ -96,3 +96,4 @@ class Local:
     stored_memory: Memory = field(default_factory=Memory)
     stored_record: Record = field(default_factory=Record)
     storage_problem: str = ""
+    disk_problem: str = ""

@@ -13,12 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ppdeploy.agent import disk
 from ppdeploy.agent.clock import now
 from ppdeploy.agent.messages import MalformedError, generation_from_json, member_from_json
 from ppdeploy.agent.records import Failure, Memory, Record
 
 SLOT = 64 * 1024
 _RETRY = 1.0
+_DISK_LOOKS = 5.0
 _HEADER = struct.Struct("<8sQII")
 _MAGIC = b"ppgang1\0"
 
@@ -32,6 +34,11 @@ class SlotFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the file lies in."""
+        return self._path.parent
 
     def read(self) -> bytes | None:
         """Return the newest whole payload, None when there is none."""
@@ -78,17 +85,19 @@ class Storer:
     """Writes the head's record in a thread of its own: a disk that hangs must not hold the control loop.
 
     `stored` is what lies on disk for certain, `problem` why the last write failed; a failed one is tried
-    again each second.
+    again each second. `disk` is why the next one may fail, looked up every few seconds.
     """
 
     def __init__(self, slots: SlotFile, boot: str, wake: Callable[[], None]) -> None:
         self._slots = slots
+        self._folder = slots.folder
         self._boot = boot
         self._wake = wake
         self._wanted: Record | None = None
         self._news = threading.Event()
         self.stored = record_from_bytes(slots.read(), now(), boot)
         self.problem = ""
+        self.disk = disk.trouble(self._folder)
         threading.Thread(target=self._work, name="storer", daemon=True).start()
 
     def want(self, record: Record) -> None:
@@ -99,7 +108,9 @@ class Storer:
 
     def _work(self) -> None:
         while True:
-            self._news.wait()
+            if not self._news.wait(_DISK_LOOKS):
+                self.disk = disk.trouble(self._folder)
+                continue
             self._news.clear()
             record = self._wanted
             if record is None or record == self.stored:
