@@ -138,14 +138,22 @@ def node_slice(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release
 
 def agent_slice(spec: Spec, pipeline: PipelinePlan) -> dict[str, Any]:
     """Return what the role gang_agent is given beside the node's own names; the key is no part of any plan."""
+    wants = spec.pipeline(pipeline.name).vars
     return {
         "file": str(agent_file()),
         "url": "http://127.0.0.1:29500",
         "cluster": spec.inventory_dir.resolve().name,
         # Made by the play where it is missing; hidden, since Ansible reads every other file there as an inventory.
         "key_file": str(spec.inventory_dir.resolve() / ".ppdeploy" / f"{pipeline.name}-agent.key"),
-        "device": spec.pipeline(pipeline.name).vars.device,
-        "settings": {"start_timeout": pipeline.start_timeout},
+        "device": wants.device,
+        "settings": {
+            "start_timeout": wants.start_timeout,
+            "budget": wants.gang_failures,
+            "budget_window": wants.gang_window,
+            "lease": wants.gang_lease,
+            # A node whose agent alone is down is never given less time than one that is silent.
+            "refused_lease": max(30, wants.gang_lease),
+        },
     }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ppdeploy.agent import contact, core, head, progress
+from ppdeploy.agent import budget, contact, core, head, progress
 from ppdeploy.agent.messages import to_json
 from ppdeploy.agent.settings import Settings
 from ppdeploy.agent.sight import Local
+from ppdeploy.agent.version import VERSION
 
 _PHASES = (
     head.WAITING, head.STOPPING, head.STARTING, head.PROBING, head.SERVING, head.DRAINING, head.STOPPED, head.FAILED,
@@ -52,7 +53,9 @@ def prometheus(state: core.State, local: Local, now: float, settings: Settings) 
         if math.isfinite(known.heard_at):
             lines.value("ppdeploy_agent_peer_age_seconds", now - known.heard_at, f'peer="{name}"')
     lines.one("ppdeploy_agent_storage_ok", "gauge", "Whether the record could be stored.", not local.storage_problem)
-    lines.one("ppdeploy_agent_disk_ok", "gauge", "Whether the state's file system can be written.", not local.disk_problem)
+    lines.one(
+        "ppdeploy_agent_disk_ok", "gauge", "Whether the state's file system can be written.", not local.disk_problem
+    )
     return lines.text()
 
 
@@ -68,8 +71,11 @@ def status(state: core.State, local: Local, now: float, settings: Settings) -> d
         }
         for name, known in sorted(state.contacts.items())
     }
+    counted = budget.recent(record.failures, now, settings)
     return {
         "own": to_json(core.answer(state, local)),
+        "version": VERSION,
+        "now": round(now, 2),
         "healthy": core.may_serve(state, now, settings),
         "why_unhealthy": why_unhealthy(state, now, settings),
         "phase": mind.phase,
@@ -82,7 +88,15 @@ def status(state: core.State, local: Local, now: float, settings: Settings) -> d
         "failed": record.failed,
         "last_reason": record.last_reason,
         "restarts": dict(mind.restarts),
-        "failures": [{"age": round(now - f.at, 1), "reason": f.reason} for f in record.failures],
+        "failures": [
+            {"age": round(now - f.at, 1), "reason": f.reason, "generation": f.generation.number}
+            for f in record.failures
+        ],
+        "budget": {
+            "limit": settings.budget,
+            "window": settings.budget_window,
+            "left": max(0, settings.budget - len(counted)),
+        },
         "history": [
             {"at": round(c.at, 2), "phase": c.phase, "generation": c.generation.number, "remark": c.remark}
             for c in mind.history

@@ -326,6 +326,28 @@ class PipelineVars(Frozen):
         unit="s",
         default=1800,
     )
+    gang_failures: Annotated[int, BeforeValidator(_not_bool), Field(ge=1, le=100)] = _var(
+        "Failures of its own making within ppdeploy_gang_window after which the pipeline is not started again until "
+        "`ppdeploy start`. A host that is not heard, a reboot and a stop never count.",
+        must="a whole number from 1 to 100",
+        scope="pipeline",
+        unit="failures",
+        default=6,
+    )
+    gang_window: Annotated[int, BeforeValidator(_not_bool), Field(ge=60, le=86400)] = _var(
+        "How long a failure counts towards ppdeploy_gang_failures.",
+        must="a whole number of seconds from 60 to 86400",
+        scope="pipeline",
+        unit="s",
+        default=1800,
+    )
+    gang_lease: Annotated[int, BeforeValidator(_not_bool), Field(ge=5, le=120)] = _var(
+        "How long a node may be silent on the fabric before all ranks are stopped; more for a network that drops out.",
+        must="a whole number of seconds from 5 to 120",
+        scope="pipeline",
+        unit="s",
+        default=6,
+    )
     index_url: Url | None = _var(
         "Python package index for the nodes, instead of PyPI.",
         must="an http or https address without user name and password",
