@@ -5,10 +5,10 @@ SHELL := bash
 BIN := .venv/bin
 export PYTHON
 
-.PHONY: help demo test unit sim lab-test lint format bench-apply venv constraints clean distclean
+.PHONY: help demo test unit sim lab-test faults faults-stand-in soak lint format bench-apply venv constraints clean distclean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.made ## Serve a tiny model on two hosts of the lab, and read a completion (root; Debian or Ubuntu)
 	@scripts/bootstrap.sh system
@@ -27,6 +27,18 @@ sim: .venv/.made ## 5,000 stories of gangs under faults (about 20 minutes of a c
 lab-test: .venv/.made ## The tests on real hosts of the lab (root)
 	@scripts/bootstrap.sh system
 	@$(BIN)/pytest tests/lab
+
+faults: .venv/.made ## Every fault of docs/gang.md against real vLLM ranks, and the baseline (root; about 50 minutes)
+	@scripts/bootstrap.sh faults
+	@PPDEPLOY_FAULTS=vllm $(BIN)/pytest -s tests/faults
+
+faults-stand-in: .venv/.made ## The same against stand-ins that fail as vLLM does (root; about 12 minutes)
+	@scripts/bootstrap.sh faults
+	@$(BIN)/pytest -s tests/faults
+
+soak: .venv/.made ## Half an hour of a random fault each minute under load, with real vLLM ranks (root)
+	@scripts/bootstrap.sh system
+	@$(BIN)/python -m tests.faults.soak
 
 lint: .venv/.made ## ruff, mypy, yamllint, shellcheck, ansible-lint
 	@scripts/lint.sh

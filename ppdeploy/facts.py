@@ -433,6 +433,8 @@ class PipelineState(_Fact):
     current: str | None
     """Digest that the link `current` leads to; None when there is no link."""
     previous: str | None
+    started_release: str | None
+    """Digest of the release that the agent started the node's rank by last, in this boot; None: it started none."""
     releases: tuple[Release, ...]
     unit_files: tuple[FileState, ...]
     """Files of ours in /etc/systemd/system that this pipeline uses: the generic unit and the drop-in link."""

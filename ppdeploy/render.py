@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ppdeploy.facts import FileState, NodeFacts, PipelineState, UnitState
+from ppdeploy.facts import FileState, NodeFacts, PipelineState
 from ppdeploy.paths import data_root
 from ppdeploy.plan.build import GENERIC_UNIT, RELEASE_FILES, ROOT, UNIT_DIR
 from ppdeploy.plan.types import NodePlan, PipelinePlan, Plan, PlannedFile, Work
@@ -186,8 +186,8 @@ def _work(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release: str
         for file in node.files
         if not _same(existing.get(file_path(pipeline, file)), file, _sha256(render(file.template, values)))
     }
-    switch = state is None or state.current != pipeline.release or not _linked(existing, pipeline)
-    running = state is not None and _runs_since_apply(state.unit)
+    switch = state is None or state.current != pipeline.release or not _linked(existing, pipeline) or _unread(state)
+    running = state is not None and _runs(state, pipeline.release)
     install_unit = GENERIC_UNIT in missing
     return Work(
         install_venv=node.work.install_venv,
@@ -199,9 +199,15 @@ def _work(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release: str
     )
 
 
-def _runs_since_apply(unit: UnitState | None) -> bool:
-    # One that died and that systemd started again has lost its peers, whatever /health says: it never rejoins them.
-    return unit is not None and unit.active_state == "active" and unit.restarts == 0
+def _runs(state: PipelineState, release: str) -> bool:
+    # An apply that was interrupted may have switched `current` and left the ranks of the last release running.
+    unit = state.unit
+    return unit is not None and unit.active_state == "active" and state.started_release == release
+
+
+def _unread(state: PipelineState) -> bool:
+    """Whether an apply ended between the switch and systemd's look at it; the agent starts nothing until then."""
+    return state.unit is not None and state.unit.needs_daemon_reload
 
 
 def _existing(state: PipelineState | None, pipeline: PipelinePlan) -> dict[str, FileState]:

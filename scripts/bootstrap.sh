@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Brings a checkout to life: `bootstrap.sh venv` makes .venv, `bootstrap.sh system` installs what the lab needs.
+# Brings a checkout to life: `bootstrap.sh venv` makes .venv, `bootstrap.sh system` installs what the lab needs,
+# `bootstrap.sh faults` what `make faults` needs beside it.
 # Packages are named before they are installed, and only those are installed that are missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -45,6 +46,13 @@ system_packages() {
   [ ${#missing[@]} -eq 0 ] || install_packages "programs that the lab needs" "${missing[@]}"
 }
 
+# A step of the wall clock is made by this library; it is no program, so it is looked for where Debian puts it.
+faults_packages() {
+  system_packages
+  compgen -G "/usr/lib/*/faketime/libfaketime.so.1" > /dev/null ||
+    install_packages "a library that fakes the time" libfaketime
+}
+
 # A Python is good enough when it is new enough; `ensurepip` is a package of its own in Debian.
 find_python() {
   local candidate
@@ -79,5 +87,6 @@ virtual_environment() {
 case ${1:-} in
   venv) virtual_environment ;;
   system) system_packages ;;
-  *) die "usage: scripts/bootstrap.sh venv | system" ;;
+  faults) faults_packages ;;
+  *) die "usage: scripts/bootstrap.sh venv | system | faults" ;;
 esac

@@ -173,6 +173,7 @@ PROC = "/proc"
 ETC = "/etc"
 OPT = "/opt/ppdeploy"
 UNITS = "/etc/systemd/system"
+CONSUMED_TICKET = "/run/ppdeploy-agent/consumed.json"
 RANK_UNIT = "ppdeploy-rank@%s.service"
 PIPELINE_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 PYTHON_NAME = re.compile(r"python3(\.\d+)?")
@@ -1218,10 +1219,21 @@ def pipeline(name: str, units: dict[str, Facts]) -> Facts:
     return {
         "current": link_name(f"{base}/current"),
         "previous": link_name(f"{base}/previous"),
+        "started_release": started_release(),
         "releases": releases,
         "unit_files": file_states(ours),
         "unit": units.get(unit),
     }
+
+
+def started_release() -> str | None:
+    """Return the release that the agent started the node's rank by last, in this boot; `current` may lead elsewhere."""
+    try:
+        ticket = json.loads(read(CONSUMED_TICKET))
+    except (OSError, ValueError):
+        return None
+    release = ticket.get("release") if isinstance(ticket, dict) else None
+    return release if isinstance(release, str) else None
 
 
 def file_states(paths: Iterable[str]) -> list[Facts]:

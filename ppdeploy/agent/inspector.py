@@ -57,10 +57,10 @@ class Inspector:
 
     def _inspect(self) -> Inspection:
         config, absent = self._config, self._absent
+        remark = ready.stop_strays(config.unit) if absent else ""
         try:
             sight, full = release.look(config.current, config.node, config.pipeline, self._cache)
-            remark = ""
-            if full is not None and absent:
+            if full is not None and absent and not remark:
                 remark = ready.obstacle(full, config.node, config.device, config.unit)
         except (OSError, ValueError) as error:
             # A file that vanished between two looks, or a link in the middle of an apply: look again.

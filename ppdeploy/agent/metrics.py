@@ -85,6 +85,7 @@ def status(state: core.State, local: Local, now: float, settings: Settings) -> d
         "release": record.release,
         "serving_seconds": round(now - mind.serving_since, 1) if math.isfinite(mind.serving_since) else None,
         "wanted": record.wanted,
+        "serial": record.serial,
         "failed": record.failed,
         "last_reason": record.last_reason,
         "restarts": dict(mind.restarts),

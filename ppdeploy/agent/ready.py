@@ -42,6 +42,25 @@ def obstacle(release: NodeRelease, node: str, device: str, unit: str) -> str:
     return ""
 
 
+def stop_strays(unit: str) -> str:
+    """Stop ranks of other pipelines on this node, and return which still run, empty when none does.
+
+    A node that an apply moved to another pipeline may still run the rank of the one before, which no agent watches now.
+    """
+    everyone = unit.partition("@")[0] + "@*"
+    try:
+        shown = subprocess.run(
+            ["systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating", everyone],
+            capture_output=True, text=True, timeout=20, check=False,
+        )  # fmt: skip
+        strays = [line.split()[0] for line in shown.stdout.splitlines() if line.split()[0] != unit]
+        if strays:
+            subprocess.run(["systemctl", "stop", "--no-block", *strays], timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"systemd does not answer: {error}"
+    return f"{', '.join(strays)} of another pipeline still runs on this node" if strays else ""
+
+
 def _unit_obstacle(unit: str) -> str:
     """An apply may have switched the release and not yet told systemd: a start now would be of the old one."""
     try:

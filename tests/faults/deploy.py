@@ -21,9 +21,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ppdeploy.agent.build import agent_pyz
 from ppdeploy.lab import Lab
-from ppdeploy.lab.ready import up_with_vllm
+from ppdeploy.lab.inventory import LabInventory
+from ppdeploy.lab.ready import tiny_model, up_with_vllm
 from ppdeploy.paths import data_root
 
+REAL = os.environ.get("PPDEPLOY_FAULTS", "") == "vllm"
+"""Whether the ranks are real vLLM ones that `ppdeploy apply` sets up, and not stand-ins."""
 PIPELINE = "tiny"
 UNIT = f"ppdeploy-rank@{PIPELINE}.service"
 API_PORT = 8000
@@ -59,6 +62,23 @@ class Gang:
     def shell(self, node: str, script: str, *, check: bool = True, stdin: str | None = None) -> str:
         """Run a shell script on a host and return what it printed."""
         return self.lab.exec_ssh(node, ["sh", "-c", script], check=check, stdin=stdin).stdout
+
+    def memory(self, node: str) -> int:
+        """Return the memory of a host's rank in bytes, as its agent sees it."""
+        return int(self.status(node)["own"]["rank"]["memory_bytes"])
+
+    def set_settings(self, node: str, settings: dict[str, Any]) -> None:
+        """Give a host's agent other settings than its file has, and restart it."""
+        config = json.loads(self.shell(node, "cat /etc/ppdeploy/agent.json"))
+        config["settings"] = {**config["settings"], **settings}
+        self._push(node, {"/etc/ppdeploy/agent.json": (json.dumps(config), 0o644)})
+        self.shell(node, "systemctl restart ppdeploy-agent")
+
+    def install_faketime(self, node: str) -> None:
+        """Put libfaketime, which shifts a program's clock, on a host; this machine must have it."""
+        found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+        assert found, "this machine lacks libfaketime: apt-get install libfaketime"
+        self._push(node, {"/opt/libfaketime.so.1": (found[0].read_bytes(), 0o755)})
 
     @property
     def model(self) -> str:
@@ -276,21 +296,18 @@ class VllmGang(Gang):
     @property
     def model(self) -> str:
         """The name that requests give."""
-        return PIPELINE
+        return "tiny-llama"
 
     def install(self) -> None:
         """Boot two hosts that can install vLLM, and apply; the agents' settings are then set for the test."""
-        inventory = up_with_vllm(self.lab, 2, owner=os.getpid())
-        with (inventory.parent / "faults.yml").open("w", encoding="utf-8") as extra:
-            values = {"ppdeploy_env": {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}}
-            extra.write(json.dumps({"all": {"vars": values}}))
-        command = [sys.executable, "-m", "ppdeploy", "apply", "-i", str(inventory.parent)]
+        described = LabInventory.one_pipeline(
+            2, model=str(tiny_model()), vars={"ppdeploy_env": {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}}
+        )
+        inventory = up_with_vllm(self.lab, 2, inventory=described, owner=os.getpid())
+        command = [sys.executable, "-m", "ppdeploy", "apply", "-i", str(inventory)]
         subprocess.run(command, check=True, timeout=1200, cwd=data_root())
         for node in self.nodes:
-            config = json.loads(self.shell(node, "cat /etc/ppdeploy/agent.json"))
-            config["settings"] = {**config["settings"], **self.settings}
-            self._push(node, {"/etc/ppdeploy/agent.json": (json.dumps(config), 0o644)})
-            self.shell(node, "systemctl restart ppdeploy-agent")
+            self.set_settings(node, self.settings)
 
 
 def _render(template: str, values: dict[str, Any]) -> str:

@@ -169,6 +169,19 @@ class Cluster:
         script = f"systemctl show --property=MainPID --value ppdeploy-rank@{pipeline}.service"
         return {node: int(self.out(node, script)) for node in self.lab.nodes}
 
+    def status(self, node: str = "node1") -> dict[str, Any]:
+        """Return what the agent on a host knows; empty while it does not answer."""
+        words = ["python3", "-I", "/opt/ppdeploy/agent/agent.pyz", "status"]
+        text = self.lab.exec_ssh(node, words, check=False).stdout
+        return dict(json.loads(text)) if text else {}
+
+    def wait_until_serving(self, seconds: float = 300.0) -> None:
+        """Wait until the gang serves, as its head's agent says."""
+        deadline = time.monotonic() + seconds
+        while not self.status().get("healthy"):
+            assert time.monotonic() < deadline, json.dumps(self.status(), indent=1)
+            time.sleep(0.5)
+
     def plan(self) -> Plan:
         """Return the plan as the command prints it."""
         done = self.ppdeploy("plan", "--json")

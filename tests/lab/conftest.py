@@ -11,7 +11,8 @@ from types import FrameType
 import pytest
 
 from ppdeploy.lab import Lab
-from ppdeploy.lab.ready import up_with_vllm
+from ppdeploy.lab.inventory import LabInventory
+from ppdeploy.lab.ready import tiny_model, up_with_vllm
 from ppdeploy.lab.state import default_name
 from tests.lab.cluster import Cluster, FirstApply
 
@@ -29,6 +30,8 @@ _ORDER = (
     "test_apply",
     "test_testinfra_catches",
     "test_bad_input",
+    "test_gang",
+    "test_gang_verbs",
     "test_greedy",
 )
 
@@ -68,7 +71,10 @@ def lab() -> Iterator[Lab]:
     try:
         # Never a lab that an earlier session left: its hosts are no fresh hosts.
         found.down()
-        up_with_vllm(found, 2, owner=os.getpid())
+        # vLLM's own limit for a step that never ends; its 300 s would make each fault take as long.
+        variables = {"ppdeploy_env": {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}}
+        described = LabInventory.one_pipeline(2, model=str(tiny_model()), vars=variables)
+        up_with_vllm(found, 2, inventory=described, owner=os.getpid())
         yield found
     finally:
         found.down()

@@ -51,7 +51,7 @@ def test_render_writes_what_lies_on_the_hosts(served: Cluster, tmp_path: Path) -
         folder = tmp_path / "files" / node
         texts = {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         rendered = {path: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
-        script = f"sha256sum {RELEASES}/*/* /etc/systemd/system/ppdeploy*.service"
+        script = f"sha256sum {RELEASES}/*/* /etc/systemd/system/ppdeploy-rank@.service"
         lines = (line.split(None, 1) for line in served.out(node, script).splitlines())
         assert rendered == {path: digest for digest, path in lines}
 
@@ -103,16 +103,16 @@ def test_an_interrupted_apply_leaves_the_last_release_serving(served: Cluster, t
 def switched(served: Cluster) -> str:
     """The digest of the release that ran before a variable changed; from here on the new one runs."""
     before = served.out("node1", f"readlink /opt/ppdeploy/{PIPELINE}/current").removeprefix("releases/")
-    # The first attempt is interrupted when the new release is written and the ranks are about to stop.
+    # The first attempt is interrupted between the switch and the agents' word: the last release goes on serving.
     served.extra = ("-e", "ppdeploy_max_model_len=768")
     process = served.start_ppdeploy("apply", "--json", env={})
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if json.loads(line).get("task") == "Stop the rank":
+            if json.loads(line).get("task") == "Switch to the release":
                 break
         else:
-            pytest.fail("the apply ended before it stopped the ranks")
+            pytest.fail("the apply ended before it switched to the release")
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=90)
     finally:

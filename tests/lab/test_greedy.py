@@ -81,6 +81,6 @@ def test_a_rank_that_is_down_is_found_with_its_journal(singles: Cluster, tmp_pat
     stop = singles.ppdeploy("stop", "--limit", "a")
     assert stop.code == 0, stop.said
     done, failed = singles.testinfra("test_vllm_rank", hosts="a", plan=plan)
-    assert "test_vllm_rank::test_the_rank_is_up_and_comes_up_at_boot node1" in failed, done.said
+    assert "test_vllm_rank::test_the_rank_is_up_and_only_its_agent_starts_it node1" in failed, done.said
     assert "the journal of ppdeploy-rank@a.service on node1 ends with:" in done.out
     assert "Application shutdown complete" in done.out or "Stopped ppdeploy-rank@a" in done.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Break:
 
 WEIGHTS = "$model/model.safetensors"
 TORCH = "cd $venv/lib/python3*/site-packages/torch-*.dist-info"
+WANTS = f"/etc/systemd/system/multi-user.target.wants/{UNIT}"
 LISTENS = "ss -Hltn | grep -q $fabric:8000"
 
 BREAKS = (
@@ -94,10 +96,24 @@ BREAKS = (
     ),
     Break(
         "vllm_rank",
-        "the rank does not come up at boot",
-        f"systemctl disable --quiet {UNIT}",
-        f"systemctl enable --quiet {UNIT}",
-        ("test_vllm_rank::test_the_rank_is_up_and_comes_up_at_boot",),
+        "systemd starts the rank at boot, whatever its gang does",
+        f"mkdir -p $(dirname {WANTS}); ln -s ../ppdeploy-rank@.service {WANTS}",
+        f"rm {WANTS}",
+        ("test_vllm_rank::test_the_rank_is_up_and_only_its_agent_starts_it",),
+    ),
+    Break(
+        "gang_agent",
+        "everybody reads the key",
+        "chmod 0644 /etc/ppdeploy/agent.key",
+        "chmod 0600 /etc/ppdeploy/agent.key",
+        ("test_gang_agent::test_only_root_reads_the_key",),
+    ),
+    Break(
+        "gang_agent",
+        "the agent does not come up at boot",
+        "systemctl disable --quiet ppdeploy-agent",
+        "systemctl enable --quiet ppdeploy-agent",
+        ("test_gang_agent::test_the_agent_is_the_controllers_own_and_runs",),
     ),
     Break(
         "vllm_rank",
@@ -164,29 +180,27 @@ def test_what_was_broken_is_whole_again(served: Cluster) -> None:
     assert done.changed() == no_change()
 
 
-def test_a_rank_that_died_and_one_with_another_environment_is_found_and_an_apply_restarts_all(
+def test_a_rank_that_died_beside_a_file_of_another_content_stays_down_and_is_found_and_named(
     served: Cluster, plan_file: Path
 ) -> None:
     pids = served.pids()
-    # The file is right again when anyone looks: what the rank has is what it was started with.
     edit = f"cp -a {CURRENT}/rank.env /root/kept-env; sed -i '$a VLLM_HOST_IP=198.18.0.12' {CURRENT}/rank.env"
     served.out("node2", edit)
     try:
         served.out("node2", f"kill -9 {pids['node2']}")
-        # First systemd ends what the rank has left behind, which takes up to the unit's TimeoutStopSec.
-        alive = f"case $(systemctl show --property=MainPID --value {UNIT}) in 0|{pids['node2']}) false;; esac"
-        served.out("node2", f"for _ in $(seq 180); do {alive} && break; sleep 0.5; done; {alive}")
+        for _ in range(60):
+            if "rank.env differs" in served.status()["remark"]:
+                break
+            time.sleep(1)
+        done, failed = served.testinfra("test_vllm_rank", plan=plan_file)
     finally:
         served.out("node2", f"cp -a /root/kept-env {CURRENT}/rank.env; rm /root/kept-env")
-    done, failed = served.testinfra("test_vllm_rank", plan=plan_file)
-    assert failed == {
-        "test_vllm_rank::test_the_running_environment_is_the_planned_one node2",
-        "test_vllm_rank::test_the_rank_has_not_died_since_it_was_started node2",
-    }, done.said
-    assert "VLLM_HOST_IP" in done.out
+    assert "test_vllm_rank::test_the_rank_is_up_and_only_its_agent_starts_it node2" in failed, done.said
+    assert "test_vllm_rank::test_files_are_those_that_render_writes node2" in failed, done.said
+    assert "rank.env" in done.out
 
     again = served.ppdeploy("apply", "--json")
     assert again.code == 0, again.said
     assert [one["serves"] for one in again.result["pipelines"]] == [True]
-    # A lone rank never rejoins: the head, which was left alone, is another one too.
+    # A lone rank never rejoins: the head's, which was left alone, is another one too.
     assert all(served.pids()[node] not in (0, pid) for node, pid in pids.items())

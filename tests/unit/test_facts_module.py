@@ -44,6 +44,7 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         root = tmp_path / name.lower()
         root.mkdir()
         monkeypatch.setattr(module, name, str(root))
+    monkeypatch.setattr(module, "CONSUMED_TICKET", str(tmp_path / "consumed.json"))
 
     def put(tree: dict[str, Any]) -> Path:
         for path, content in tree.items():
@@ -555,11 +556,13 @@ def test_a_pipeline_on_the_host(plant: Any) -> None:
             "/units/ppdeploy-rank@.service": "[Service]\n",
             "/units/ppdeploy-rank@tiny.service.d/release.conf": {"link": "/opt/ppdeploy/tiny/current/rank.conf"},
             "/units/ppdeploy-rank@other.service.d/release.conf": "",
+            "/consumed.json": json.dumps({"generation": [3, 7], "release": "b" * 64, "boot_id": "c"}),
             "/units/multi-user.target.wants/ppdeploy-rank@tiny.service": {"link": "../ppdeploy-rank@.service"},
         }
     )
     found = module.pipeline("tiny", {})
     assert (found["current"], found["previous"], found["unit"]) == (RELEASE, None, None)
+    assert found["started_release"] == "b" * 64
     assert [Path(f["path"]).name for f in found["releases"][0]["files"]] == ["rank.env", "release.json"]
     assert [f["path"].removeprefix(f"{root}/units/") for f in found["unit_files"]] == [
         "ppdeploy-rank@.service",
@@ -573,6 +576,7 @@ def test_a_bare_host_has_nothing_of_a_pipeline(plant: Any) -> None:
     assert module.pipeline("tiny", {}) == {
         "current": None,
         "previous": None,
+        "started_release": None,
         "releases": [],
         "unit_files": [],
         "unit": None,

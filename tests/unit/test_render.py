@@ -111,8 +111,8 @@ def test_the_digest_does_not_move_with_what_the_node_happens_to_be_doing() -> No
     assert make_complete_plan(busy).pipelines[0].release == make_complete_plan().pipelines[0].release
 
 
-def installed(**unit: Any) -> Any:
-    """Return a plan for hosts on which everything of it is already in place."""
+def installed(started_release: str | None = None, **unit: Any) -> Any:
+    """Return facts of hosts on which all of a plan is already in place; node2's unit and last start are as given."""
     facts = make_cluster(2)
     plan = make_complete_plan(facts)
     pipeline = plan.pipelines[0]
@@ -124,7 +124,7 @@ def installed(**unit: Any) -> Any:
         "main_pid": 100,
         "restarts": 0,
         "active_since_monotonic_us": 1,
-        "unit_file_state": "enabled",
+        "unit_file_state": "disabled",
         "needs_daemon_reload": False,
         **unit,
     }
@@ -149,11 +149,12 @@ def installed(**unit: Any) -> Any:
                     "tiny": PipelineState(
                         current=pipeline.release,
                         previous=None,
+                        started_release=(started_release if node.host == "node2" else None) or pipeline.release,
                         releases=(Release(digest=pipeline.release, files=tuple(folder)),),
                         unit_files=(*(file for file in files if "/releases/" not in file.path), link),
                         unit=UnitState(**state)
                         if node.host == "node2"
-                        else UnitState(**{**state, "active_state": "active", "restarts": 0}),
+                        else UnitState(**{**state, "active_state": "active", "needs_daemon_reload": False}),
                     )
                 }
             }
@@ -192,10 +193,15 @@ def test_one_rank_that_is_down_restarts_all_of_them() -> None:
     assert not any(node.work.prepare_release for node in nodes)
 
 
-def test_one_rank_that_systemd_started_again_restarts_all_of_them() -> None:
-    nodes = replan(installed(restarts=1)).nodes
+def test_one_rank_that_still_runs_by_the_last_release_restarts_all_of_them() -> None:
+    nodes = replan(installed(started_release="0" * 64)).nodes
     assert [node.work.restart for node in nodes] == [True, True]
     assert not any(node.work.switch_release for node in nodes)
+
+
+def test_what_systemd_has_not_read_yet_is_switched_to_again() -> None:
+    nodes = replan(installed(needs_daemon_reload=True)).nodes
+    assert [node.work.switch_release for node in nodes] == [False, True]
 
 
 def test_a_changed_file_is_written_again() -> None:
