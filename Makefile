@@ -3,6 +3,8 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 BIN := .venv/bin
+# One worker for each core; the lab's tests share one lab and go one after the other.
+PARALLEL := --numprocesses logical
 export PYTHON
 
 .PHONY: help demo test unit sim lab-test faults faults-stand-in soak lint format bench-apply venv constraints clean distclean
@@ -16,10 +18,11 @@ demo: .venv/.made ## Serve a tiny model on two hosts of the lab, and read a comp
 
 test: lint ## Everything: lint, unit and golden tests, and the lab's (root)
 	@scripts/bootstrap.sh system
-	@$(BIN)/pytest
+	@$(BIN)/pytest $(PARALLEL) --ignore tests/lab
+	@$(BIN)/pytest tests/lab
 
 unit: .venv/.made ## The tests that need no root and no network
-	@$(BIN)/pytest --ignore tests/lab
+	@$(BIN)/pytest $(PARALLEL) --ignore tests/lab
 
 sim: .venv/.made ## 5,000 stories of gangs under faults (about 20 minutes of a core); the tests tell 80
 	@PPDEPLOY_SIM_RUNS=5000 $(BIN)/pytest tests/sim/test_faults.py
