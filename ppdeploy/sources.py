@@ -20,7 +20,7 @@ from ppdeploy.manifest import (
     is_weight_file,
     needed_files,
 )
-from ppdeploy.model import ModelShape, parse_config, parse_json
+from ppdeploy.model import ModelShape, Tensor, parse_config, parse_json, tensors_of
 from ppdeploy.paths import cache_dir
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -29,6 +29,10 @@ _REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?
 # No header of a real checkpoint comes near; a larger number means that the file is not safetensors.
 _MAX_HEADER = 100_000_000
 _LFS_POINTER = b"version https://git-lfs"
+# Part of the names of what is kept of commits: a new number when shapes are worked out differently.
+_SHAPE_VERSION = 2
+# Where NVIDIA's tools say how the weights are quantised, when config.json does not.
+_NVIDIA_CONFIG = "hf_quant_config.json"
 
 
 class ModelSource(BaseModel):
@@ -108,11 +112,17 @@ def _from_folder(model: str, base_dir: Path, allow_no_weights: bool) -> ModelSou
     for path in paths:
         if path.endswith(".safetensors.index.json") and "/" not in path:
             _check_index(_read(folder / path), paths, str(folder / path))
+    tensors: dict[str, Tensor] = {}
     for path in filter(is_weight_file, paths):
-        _check_weight_file(folder / path)
+        tensors |= _check_weight_file(folder / path)
     # The configuration is judged before the weights are hashed: that takes a minute for each 60 GB or so.
-    config = _read(folder / "config.json")
-    shape = parse_config(config, where=str(folder / "config.json"), weight_bytes=0)
+    shape = parse_config(
+        _read(folder / "config.json"),
+        where=str(folder / "config.json"),
+        weight_bytes=sum((folder / path).stat().st_size for path in paths if is_weight_file(path)),
+        tensors=tensors,
+        quantization=_read(folder / _NVIDIA_CONFIG) if _NVIDIA_CONFIG in paths else None,
+    )
     manifest = folder_manifest(folder, paths)
     return ModelSource(
         kind="folder",
@@ -120,7 +130,7 @@ def _from_folder(model: str, base_dir: Path, allow_no_weights: bool) -> ModelSou
         location=str(folder),
         endpoint=None,
         commit=None,
-        shape=shape.model_copy(update={"weight_bytes": manifest.weight_bytes}),
+        shape=shape,
         manifest=manifest,
     )
 
@@ -161,8 +171,11 @@ def _check_weights(paths: Iterable[str], where: str, allow_no_weights: bool) -> 
         )
 
 
-def _check_index(text: bytes, paths: Iterable[str], where: str) -> None:
-    """Refuse an index that names absent files: vLLM would find out on every node, minutes later."""
+def _check_index(text: bytes, paths: Iterable[str], where: str) -> set[str]:
+    """Return the names of an index's tensors; refuse one that names absent files.
+
+    vLLM would find out on every node, minutes later.
+    """
     index = parse_json(text, where)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
@@ -171,10 +184,14 @@ def _check_index(text: bytes, paths: Iterable[str], where: str) -> None:
     if absent:
         names = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
         raise InputError(f"the index names absent files: {names}", where=where, remedy="complete the download")
+    return set(weight_map)
 
 
-def _check_weight_file(path: Path) -> None:
-    """Refuse a weight file that was cut short: a safetensors header says how long the file is."""
+def _check_weight_file(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a weight file; refuse one that was cut short.
+
+    A safetensors header says how long the file is. Files of other formats are not read: they have no tensors here.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
@@ -186,7 +203,7 @@ def _check_weight_file(path: Path) -> None:
                     remedy="run `git lfs pull` in the model folder",
                 )
             if path.suffix != ".safetensors":
-                return
+                return {}
             length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else _MAX_HEADER + 1
             header: Any = None
             if length <= _MAX_HEADER:
@@ -196,7 +213,7 @@ def _check_weight_file(path: Path) -> None:
     except OSError as exc:
         what = f"the file cannot be read ({exc.strerror or exc})"
         raise InputError(what, where=str(path), remedy="check its owner and mode, and where it links to") from exc
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
         what = "the weight file is truncated or not in safetensors format"
@@ -206,6 +223,7 @@ def _check_weight_file(path: Path) -> None:
     if size != expected:
         what = f"the weight file has {size} bytes where its header says {expected}"
         raise InputError(what, where=str(path), remedy="fetch the file again")
+    return tensors_of(header)
 
 
 def _end_of(tensor: Any) -> int:
@@ -231,11 +249,16 @@ def _from_hub(repo: str, revision: str | None, endpoint: str, token: str | None,
             remedy="name a repository of a transformers model (GGUF-only repositories cannot be served)",
         )
     _check_weights(paths, where, allow_no_weights)
+    names: set[str] = set()
     for path in paths:
         if path.endswith(".safetensors.index.json") and "/" not in path:
-            _check_index(hub.read(path, commit), paths, f"{path} of {repo}")
+            names |= _check_index(hub.read(path, commit), paths, f"{path} of {repo}")
     shape = parse_config(
-        hub.read("config.json", commit), where=f"config.json of {repo}", weight_bytes=manifest.weight_bytes
+        hub.read("config.json", commit),
+        where=f"config.json of {repo}",
+        weight_bytes=manifest.weight_bytes,
+        tensor_names=names,
+        quantization=hub.read(_NVIDIA_CONFIG, commit) if _NVIDIA_CONFIG in paths else None,
     )
     source = ModelSource(
         kind="hub",
@@ -252,7 +275,7 @@ def _from_hub(repo: str, revision: str | None, endpoint: str, token: str | None,
 
 def _known_file(repo: str, commit: str, endpoint: str) -> Path:
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", endpoint.split("://", 1)[-1])
-    return cache_dir() / "manifests" / "hub" / host / f"{repo.replace('/', '--')}@{commit}.json"
+    return cache_dir() / "manifests" / "hub" / host / f"{repo.replace('/', '--')}@{commit}.{_SHAPE_VERSION}.json"
 
 
 def _read_known(repo: str, commit: str, endpoint: str) -> ModelSource | None:

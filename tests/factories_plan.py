@@ -7,33 +7,18 @@ from typing import Any
 
 from ppdeploy.facts import NodeFacts
 from ppdeploy.manifest import Manifest, ManifestFile
-from ppdeploy.model import ModelShape
 from ppdeploy.plan import PipelinePlan, Plan
 from ppdeploy.play import make_plan
 from ppdeploy.sources import ModelSource
 from ppdeploy.spec import HostSpec, HostVars, PipelineSpec, PipelineVars, Spec
 from tests.factories import make_cluster
+from tests.factories_model import make_shape
 
 
 def make_source(
     name: str = "tiny-llama", *, layers: int = 4, weight_bytes: int = 8_400_000, **shape: Any
 ) -> ModelSource:
     """Return a model folder's source; `shape` replaces fields of its ModelShape."""
-    values: dict[str, Any] = {
-        "architectures": ("LlamaForCausalLM",),
-        "model_type": "llama",
-        "num_hidden_layers": layers,
-        "hidden_size": 256,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "vocab_size": 2048,
-        "max_position_embeddings": 4096,
-        "dtype": "bfloat16",
-        "tie_word_embeddings": False,
-        "quantization": None,
-        "weight_bytes": weight_bytes,
-    }
     files = (
         ManifestFile(path="config.json", size=700, sha256="a" * 64),
         ManifestFile(path="model.safetensors", size=weight_bytes, sha256="b" * 64),
@@ -44,7 +29,7 @@ def make_source(
         location=f"/srv/models/{name}",
         endpoint=None,
         commit=None,
-        shape=ModelShape(**{**values, **shape}),
+        shape=make_shape(layers=layers, weight_bytes=weight_bytes).model_copy(update=shape),
         manifest=Manifest(files=files),
     )
 

@@ -25,6 +25,7 @@ CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "num_hidden_layers": 4,
     "hidden_size": 256,
+    "intermediate_size": 768,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 2048,

@@ -1,0 +1,140 @@
+"""What a checkpoint is made of, as far as a plan needs it: its layers, and what lies before and after them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Attention = Literal["full", "sliding", "linear", "mamba", "mla"]
+"""What a layer keeps of the past: all keys and values, those of a window, a state of fixed size, or MLA's latent."""
+
+
+class Layer(BaseModel):
+    """One hidden layer of the language model. Bytes are those in GPU memory, scales of quantised weights included."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attention: Attention = Field(description="what the layer keeps of the past")
+    parameters: int = Field(ge=0, description="values in the weights, scales of a quantisation not counted")
+    active_parameters: int = Field(
+        ge=0, description="values that one token's forward pass reads: all but the routed experts not chosen"
+    )
+    weight_bytes: int = Field(ge=0, description="bytes of the weights as the checkpoint's quantisation stores them")
+    active_bytes: int = Field(ge=0, description="bytes of weights read for one token")
+    expert_bytes: int = Field(ge=0, default=0, description="bytes of all routed experts in the layer; 0: dense")
+    experts: int = Field(ge=0, default=0, description="routed experts in the layer; 0: dense")
+    experts_per_token: int = Field(ge=0, default=0, description="routed experts that one token is sent to")
+    kv_values: int = Field(
+        ge=0,
+        description="values kept for each token, keys and values of all heads together; MLA: the latent, which tensor "
+        "parallelism does not divide; 0: the layer keeps a state of fixed size",
+    )
+    kv_window: int | None = Field(default=None, description="tokens kept at most; None: all")
+    state_bytes: int = Field(ge=0, default=0, description="bytes of state for each sequence; 0: none")
+
+
+class ModelShape(BaseModel):
+    """The numbers of a checkpoint that decide how it is split over nodes and what it needs there.
+
+    Counts of parameters are the published kind: without the layers for multi-token prediction, which
+    `mtp_parameters` has, and with tied embeddings counted once.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    architectures: tuple[str, ...] = Field(description="vLLM's names of the model class, as in config.json")
+    model_type: str | None = Field(description="transformers' name of the model family")
+    num_hidden_layers: int = Field(description="layers of the language model, the ones a pipeline splits")
+    hidden_size: int = Field(description="values of one token's hidden state, what a handoff carries")
+    num_attention_heads: int = Field(description="query heads; tensor parallelism divides them")
+    num_key_value_heads: int = Field(description="key and value heads; equal to the query heads without GQA")
+    head_dim: int = Field(description="values of one head")
+    vocab_size: int = Field(description="rows of the embedding")
+    max_position_embeddings: int | None = Field(description="longest context in tokens; None: not said")
+    dtype: str | None = Field(description="the checkpoint's number format, such as bfloat16; None: not said")
+    tie_word_embeddings: bool | None = Field(
+        description="the output head is the embedding; None: not said, the architecture's default holds"
+    )
+    quantization: str | None = Field(description="quantization method, such as fp8 or awq; None: none")
+    weight_bytes: int = Field(description="bytes of the weight files; 0 when there are none (dummy weights)")
+
+    intermediate_size: int | None = Field(description="width of a dense layer's feed-forward part; None: not said")
+    moe_intermediate_size: int | None = Field(description="width of one routed expert; None: no experts")
+    num_experts: int = Field(description="routed experts of a layer that has any; 0: a dense model")
+    experts_per_token: int = Field(description="routed experts that one token is sent to; 0: a dense model")
+    linear_key_heads: int = Field(
+        description="key heads of linear attention, which tensor parallelism divides too; 0: there is none"
+    )
+    quantization_block: int | None = Field(
+        description="values in one block or group of the quantisation, which a TP slice of a matrix must be a multiple "
+        "of; None: no blocks"
+    )
+
+    layers: tuple[Layer, ...] = Field(description="the hidden layers, first to last")
+    embedding_parameters: int = Field(ge=0, description="values of the input embedding")
+    embedding_bytes: int = Field(ge=0, description="bytes of the input embedding, on the first stage")
+    head_parameters: int = Field(ge=0, description="values of the output head; 0 when it is the embedding")
+    head_bytes: int = Field(
+        ge=0,
+        description="bytes of the output head, on the last stage. With tied embeddings: the copy of the embedding that "
+        "the last stage holds when it is not the first one too (then it costs nothing more)",
+    )
+    other_parameters: int = Field(ge=0, description="values of all else: final norm, vision tower, audio tower")
+    other_first_bytes: int = Field(ge=0, description="vision tower, projector, audio tower: on the first stage")
+    other_last_bytes: int = Field(ge=0, description="the final norm: on the last stage")
+    mtp_parameters: int = Field(
+        ge=0,
+        description="values of the layers for multi-token prediction that are stored, with the copies of embedding and "
+        "head that some checkpoints store with them",
+    )
+    mtp_bytes: int = Field(
+        ge=0, description="bytes of those, on the last stage, loaded when speculative decoding uses them"
+    )
+    exact: bool = Field(
+        description="the layers are known matrix by matrix; False: they are estimated, and `note` says how"
+    )
+    note: str = Field(default="", description="what a reader of the sizes must know, in sentences; empty: nothing")
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output head is the embedding."""
+        return self.head_parameters == 0
+
+    @property
+    def total_parameters(self) -> int:
+        """Values of the whole model but its multi-token prediction layers, as publishers count them."""
+        outside = self.embedding_parameters + self.head_parameters + self.other_parameters
+        return outside + sum(layer.parameters for layer in self.layers)
+
+    @property
+    def active_parameters(self) -> int:
+        """Values read and multiplied for one token of text: the layers' active ones and the output head.
+
+        The embedding is looked up, not multiplied, so it counts only where it is the head too. This is how the model
+        cards of gpt-oss and DeepSeek V3 count; others add the embedding.
+        """
+        head = self.embedding_parameters if self.tied else self.head_parameters
+        return head + self.hidden_size + sum(layer.active_parameters for layer in self.layers)
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of weights in GPU memory over all nodes with one stage, without multi-token prediction layers."""
+        return self.stage_bytes(0, len(self.layers))
+
+    def stage_bytes(self, start: int, stop: int, *, mtp: bool = False) -> int:
+        """Return the bytes of weights of a stage with layers `start` to `stop` - 1, over all its world ranks.
+
+        The first stage has the embedding and the vision tower, the last one the head and the final norm, and with
+        `mtp` the layers for multi-token prediction.
+        """
+        if not 0 <= start < stop <= len(self.layers):
+            raise ValueError(f"there is no stage of the layers {start} to {stop} in a model of {len(self.layers)}")
+        first, last = start == 0, stop == len(self.layers)
+        total = sum(layer.weight_bytes for layer in self.layers[start:stop])
+        if first:
+            total += self.embedding_bytes + self.other_first_bytes
+        if last:
+            total += self.other_last_bytes + (0 if first and self.tied else self.head_bytes)
+            total += self.mtp_bytes if mtp else 0
+        return total

@@ -1,0 +1,113 @@
+"""The towers for images that lie before the layers of multimodal models, matrix by matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ppdeploy.model.config import Basics, Reader
+from ppdeploy.model.parts import Part, linear, norm
+
+Tower = Callable[[Reader, Basics, Reader], list[Part]]
+
+
+def _repeated(parts: list[Part], count: int) -> list[Part]:
+    """Return the parts of one block as those of `count` equal ones, named by the first."""
+    return [part._replace(copies=part.copies * count) for part in parts]
+
+
+def _siglip(vision: Reader, prefix: str) -> list[Part]:
+    """SigLIP without its head (transformers, models/siglip): defaults are those of its configuration class."""
+    hidden, inner = vision.number("hidden_size", 768), vision.number("intermediate_size", 3072)
+    patch, channels = vision.number("patch_size", 16), vision.number("num_channels", 3)
+    places = (vision.number("image_size", 224) // patch) ** 2
+    layers = vision.number("num_hidden_layers", 12)
+    block: list[Part] = [norm(f"{prefix}.layers.0.layer_norm{i}", hidden, bias=True) for i in (1, 2)]
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        block += linear(f"{prefix}.layers.0.self_attn.{name}", hidden, hidden, bias=True)
+    block += linear(f"{prefix}.layers.0.mlp.fc1", inner, hidden, bias=True)
+    block += linear(f"{prefix}.layers.0.mlp.fc2", hidden, inner, bias=True)
+    return [
+        Part(f"{prefix}.patch_embedding", "plain", hidden, channels * patch * patch + 1),
+        Part(f"{prefix}.position_embedding", "plain", places, hidden),
+        *_repeated(block, layers),
+        norm(f"{prefix}.post_layernorm", hidden, bias=True),
+    ]
+
+
+def gemma3_tower(vision: Reader, basics: Basics, whole: Reader) -> list[Part]:
+    """Gemma 3: SigLIP and a projection with a norm."""
+    del whole
+    width = vision.number("hidden_size", 768)
+    return [
+        *_siglip(vision, "vision_tower.vision_model.encoder"),
+        Part("multi_modal_projector.mm_input_projection_weight", "plain", width, basics.hidden),
+        norm("multi_modal_projector.mm_soft_emb_norm", width),
+    ]
+
+
+def pixtral_tower(vision: Reader, basics: Basics, whole: Reader) -> list[Part]:
+    """Mistral 3: Pixtral's encoder, which has no biases, and a projector that merges patches."""
+    hidden, inner = vision.number("hidden_size", 1024), vision.number("intermediate_size", 4096)
+    patch, channels = vision.number("patch_size", 16), vision.number("num_channels", 3)
+    at = "vision_tower.transformer.layers.0"
+    block = [norm(f"{at}.attention_norm", hidden), norm(f"{at}.ffn_norm", hidden)]
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        block += linear(f"{at}.attention.{name}", hidden, hidden)
+    for name in ("gate_proj", "up_proj"):
+        block += linear(f"{at}.feed_forward.{name}", inner, hidden)
+    block += linear(f"{at}.feed_forward.down_proj", hidden, inner)
+    merge = whole.number("spatial_merge_size", 2)
+    bias = whole.flag("multimodal_projector_bias", False)
+    to = "multi_modal_projector"
+    return [
+        Part("vision_tower.patch_conv", "plain", hidden, channels * patch * patch),
+        norm("vision_tower.ln_pre", hidden),
+        *_repeated(block, vision.number("num_hidden_layers", 24)),
+        norm(f"{to}.norm", hidden),
+        *linear(f"{to}.patch_merger.merging_layer", hidden, hidden * merge * merge),
+        *linear(f"{to}.linear_1", basics.hidden, hidden, bias=bias),
+        *linear(f"{to}.linear_2", basics.hidden, basics.hidden, bias=bias),
+    ]
+
+
+def qwen3_tower(vision: Reader, basics: Basics, whole: Reader) -> list[Part]:
+    """Qwen3-VL and Qwen3.5: a ViT with learned places, a merger, and mergers for the layers in between."""
+    del whole
+    hidden, inner = vision.number("hidden_size", 1152), vision.number("intermediate_size", 4304)
+    patch, channels = vision.number("patch_size", 16), vision.number("in_channels", 3)
+    frames, merge = vision.number("temporal_patch_size", 2), vision.number("spatial_merge_size", 2)
+    out = vision.number("out_hidden_size", basics.hidden)
+    at = "visual.blocks.0"
+    block = [norm(f"{at}.norm1", hidden, bias=True), norm(f"{at}.norm2", hidden, bias=True)]
+    block += linear(f"{at}.attn.qkv", 3 * hidden, hidden, bias=True)
+    block += linear(f"{at}.attn.proj", hidden, hidden, bias=True)
+    block += linear(f"{at}.mlp.linear_fc1", inner, hidden, bias=True)
+    block += linear(f"{at}.mlp.linear_fc2", hidden, inner, bias=True)
+    merged = hidden * merge * merge
+
+    def merger(name: str, width: int) -> list[Part]:
+        return [
+            norm(f"visual.{name}.norm", width, bias=True),
+            *linear(f"visual.{name}.linear_fc1", merged, merged, bias=True),
+            *linear(f"visual.{name}.linear_fc2", out, merged, bias=True),
+        ]
+
+    deep = len(vision.numbers("deepstack_visual_indexes"))
+    return [
+        Part("visual.patch_embed.proj", "plain", hidden, channels * frames * patch * patch + 1),
+        Part("visual.pos_embed", "plain", vision.number("num_position_embeddings", 2304), hidden),
+        *_repeated(block, vision.number("depth", 27)),
+        *merger("merger", hidden),
+        *_repeated(merger("deepstack_merger_list.0", merged), deep),
+    ]
+
+
+TOWERS: Mapping[str, Tower] = {
+    "Gemma3ForConditionalGeneration": gemma3_tower,
+    "Mistral3ForConditionalGeneration": pixtral_tower,
+    "Qwen3VLForConditionalGeneration": qwen3_tower,
+    "Qwen3VLMoeForConditionalGeneration": qwen3_tower,
+    "Qwen3_5ForConditionalGeneration": qwen3_tower,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_tower,
+}
+"""By architecture. The first reader is the section on vision, the second the whole configuration."""
