@@ -135,7 +135,7 @@ def main() -> None:
         full = module if module.startswith("vllm.") else f"vllm.model_executor.models.{module}"
         answers[architecture] = source.supports(full, name)
     version = re.search(
-        r"(?:__version__ = version|^version) = '([^']+)'", (root / "vllm/_version.py").read_text(), re.M
+        r"(?:__version__ = version|^version) = '([^']+)'", (root / "vllm/_version.py").read_text(), re.MULTILINE
     )
     document = {
         "vllm_version": version.group(1) if version else "unknown",

@@ -9,11 +9,14 @@ from packaging.version import Version
 from ppdeploy import locks
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts
-from ppdeploy.plan.checks import NodeSituation, check_node, check_pipeline, rank_memory_bytes
-from ppdeploy.plan.command import DEFAULT_CPU_KV_GIB, GIB, nccl_env, rank_argv, rank_env
+from ppdeploy.plan.checks import NodeSituation, check_node, check_pipeline
+from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
+from ppdeploy.plan.decide import Decision, decide
+from ppdeploy.plan.devices import lowest_gpu
 from ppdeploy.plan.fabric import Wish, choose_fabric
 from ppdeploy.plan.layout import Layout, choose_layout, default_partition
-from ppdeploy.plan.rules import Situation, broken_rules
+from ppdeploy.plan.memory import GIB
+from ppdeploy.plan.rules import Heads, Situation, broken_rules
 from ppdeploy.plan.types import (
     Environment,
     Finding,
@@ -78,6 +81,8 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
         pipeline_parallel_size=wants.pipeline_parallel_size,
         partition=wants.layer_partition,
     )
+    decision = decide(spec, facts, source.shape, layout, unit_name(spec.name))
+    layout = decision.layout
     fabric = choose_fabric(
         pipeline=spec.name,
         hosts=hosts,
@@ -135,11 +140,10 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
                     master_addr=fabric[hosts[0]].address,
                     master_port=wants.master_port,
                     api_port=wants.api_port,
-                    device=wants.device,
                     max_model_len=wants.max_model_len,
-                    gpu_memory_utilization=host.vars.gpu_memory_utilization,
-                    kv_cache_gib=wants.kv_cache_gib,
-                    extra=wants.vllm_args,
+                    gpu_memory_utilization=host.vars.gpu_memory_utilization or decision.utilization(rank),
+                    kv_cache_bytes=decision.kv_bytes(rank),
+                    extra={**decision.flags, **wants.vllm_args},
                 ),
                 rank_env=rank_env(
                     pipeline=spec.name,
@@ -174,13 +178,16 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
         tensor_parallel_size=layout.tensor_parallel_size,
         pipeline_parallel_size=layout.pipeline_parallel_size,
         partition=layout.partition,
+        goal=wants.goal,
+        memory=decision.memory,
+        capacity=decision.capacity,
         head=hosts[0],
         master_addr=fabric[hosts[0]].address,
         master_port=wants.master_port,
         api_port=wants.api_port,
         start_timeout=wants.start_timeout,
         nodes=tuple(nodes),
-        findings=tuple(_findings(spec, layout, facts, nodes, lock, model)),
+        findings=tuple(_findings(spec, source, decision, facts, nodes, lock, model)),
     )
 
 
@@ -251,29 +258,17 @@ def _model_placed(facts: NodeFacts, model: Model) -> bool:
 
 def _findings(
     spec: PipelineSpec,
-    layout: Layout,
+    source: ModelSource,
+    decision: Decision,
     facts: Mapping[str, NodeFacts],
     nodes: Sequence[NodePlan],
     lock: locks.Lock,
     model: Model,
 ) -> list[Finding]:
-    wants = spec.vars
-    findings = list(
-        broken_rules(
-            Situation(
-                pipeline=spec.name,
-                device=wants.device,
-                vllm_version=Version(lock.vllm_version),
-                nodes=len(nodes),
-                tensor_parallel_size=layout.tensor_parallel_size,
-                pipeline_parallel_size=layout.pipeline_parallel_size,
-                vllm_args=wants.vllm_args,
-                env=wants.env,
-            )
-        )
-    )
+    wants, layout = spec.vars, decision.layout
+    findings = list(broken_rules(_situation(spec, source, layout, facts, lock)))
     findings += check_pipeline(spec.name, [node.host for node in nodes], facts)
-    kv_bytes = round((wants.kv_cache_gib or DEFAULT_CPU_KV_GIB) * GIB)
+    findings += decision.findings
     for node in nodes:
         situation = NodeSituation(
             pipeline=spec.name,
@@ -283,9 +278,6 @@ def _findings(
             python=lock.python,
             master_port=wants.master_port,
             api_port=wants.api_port,
-            rank_memory_bytes=rank_memory_bytes(
-                node, layers=model.layers, weight_bytes=model.weight_bytes, kv_bytes=kv_bytes
-            ),
             venv_bytes_missing=_venv_bytes(lock, wants) if node.work.install_venv else 0,
             model_bytes_missing=model.weight_bytes if node.work.place_model else 0,
             models_dir=wants.models_dir,
@@ -294,6 +286,36 @@ def _findings(
         )
         findings += check_node(situation, node.host)
     return findings
+
+
+def _situation(
+    spec: PipelineSpec, source: ModelSource, layout: Layout, facts: Mapping[str, NodeFacts], lock: locks.Lock
+) -> Situation:
+    """Return what the rules look at."""
+    wants, shape = spec.vars, source.shape
+    on_gpus = wants.device == "cuda"
+    return Situation(
+        pipeline=spec.name,
+        device=wants.device,
+        vllm_version=Version(lock.vllm_version),
+        nodes=len(spec.hosts),
+        tensor_parallel_size=layout.tensor_parallel_size,
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+        vllm_args=wants.vllm_args,
+        env=wants.env,
+        architecture=shape.architectures[0],
+        quantization=shape.quantization,
+        dtype=shape.dtype or "unknown",
+        heads=Heads(
+            query=shape.num_attention_heads,
+            # MLA keeps one latent, which every GPU has in full.
+            key_value=0 if any(layer.attention == "mla" for layer in shape.layers) else shape.num_key_value_heads,
+            linear=shape.linear_key_heads,
+            feed_forward=0 if shape.num_experts else shape.intermediate_size or 0,
+            quantization_block=shape.quantization_block or 0,
+        ),
+        gpus={host.name: lowest_gpu(facts[host.name], layout.ranks_per_node) for host in spec.hosts} if on_gpus else {},
+    )
 
 
 def facts_request(spec: Spec) -> dict[str, dict[str, object]]:

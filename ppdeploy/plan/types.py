@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 PLAN_SCHEMA = 1
 """Version of the JSON form; raised when a field changes its meaning or goes away."""
 
 Verdict = Literal["ready", "slow", "blocked"]
 Role = Literal["head", "worker"]
+Goal = Literal["throughput", "context", "latency"]
 
 
 class Frozen(BaseModel):
@@ -52,6 +53,61 @@ class Stage(Frozen):
     index: int
     first_layer: int
     layers: int
+
+
+class StageMemory(Frozen):
+    """The memory of one stage, in bytes of each of its GPUs (of the host, on cpu). An estimate of what vLLM will say.
+
+    `others` + `runtime` + `weight` + `activation` + `graph` + `kv_used` + `free` is the whole memory.
+    """
+
+    stage: int
+    host: str
+    node_rank: int
+    first_layer: int
+    layers: int
+    device: str = Field(description="name of the GPU, or CPU")
+    gpus: int = Field(description="GPUs that share the stage (TP)")
+    memory_bytes: int = Field(description="what CUDA has of one GPU; with several kinds in one stage, of the smallest")
+    utilization: float | None = Field(description="share that vLLM may take; None on cpu")
+    others_bytes: int = Field(description="in use by other programs, in whole GiB")
+    runtime_bytes: int = Field(description="CUDA context and NCCL, beside vLLM's share; on cpu the process itself")
+    weight_bytes: int
+    activation_bytes: int = Field(description="the most that a step needs besides")
+    graph_bytes: int = Field(description="CUDA graphs")
+    kv_bytes: int = Field(description="left for the KV cache")
+    kv_used_bytes: int = Field(description="what is used of it: as many blocks as the stage with the fewest has")
+    free_bytes: int = Field(description="used by nobody; negative: lacking")
+    kv_block_bytes: int = Field(description="one block of KV cache in the layers of this stage")
+    kv_blocks: int = Field(description="blocks that this stage has room for")
+    shortfall_bytes: int = Field(description="lacking for one request of the longest length; 0: it fits")
+
+
+class Change(Frozen):
+    """A change that makes a pipeline fit, verified by the same computation as the plan."""
+
+    what: str = Field(description="the change, as a remedy is written")
+    setting: dict[str, JsonValue] = Field(description="variables that make it; empty: none does (more nodes)")
+    longest_context: int = Field(description="longest request in tokens that then fits")
+    kv_tokens: int = Field(description="KV cache in tokens that there then is")
+    estimate: bool = Field(default=False, description="the sizes of weights are a guess, not read from a checkpoint")
+
+
+class Capacity(Frozen):
+    """What the KV cache of a pipeline holds, and what would help where it does not fit."""
+
+    fits: bool
+    max_model_len: int = Field(description="tokens of the longest request that is to be served")
+    kv_tokens: int = Field(description="as vLLM logs it: requests_at_max x max_model_len")
+    longest_context: int = Field(description="tokens of the longest request that fits, up to the model's own limit")
+    requests_at_max: float = Field(description="requests of the longest length at once")
+    requests_at_4k: float = Field(description="requests of 4096 tokens at once")
+    limiting_stage: int = Field(description="the stage that sets the limit")
+    shortfall_bytes: int = Field(description="what that stage lacks on each GPU; 0: it fits")
+    kv_cache_dtype: str
+    batched_tokens: int = Field(description="max_num_batched_tokens")
+    sequences: int = Field(description="max_num_seqs")
+    changes: tuple[Change, ...] = Field(default=(), description="the nearest changes that would make it fit")
 
 
 class PlannedFile(Frozen):
@@ -136,6 +192,9 @@ class PipelinePlan(Frozen):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     partition: tuple[int, ...] = Field(description="layers of each stage; their sum is the model's layers")
+    goal: Goal = Field(description="what the split was chosen for")
+    memory: tuple[StageMemory, ...] = Field(description="the memory of each stage, in order")
+    capacity: Capacity
     head: str
     master_addr: str
     master_port: int

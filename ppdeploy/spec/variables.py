@@ -253,7 +253,14 @@ class PipelineVars(Frozen):
         must="a list of whole numbers from 1, one for each stage, such as [17, 15]",
         scope="pipeline",
         unit="layers",
-        unset="vLLM's even split",
+        unset="chosen for ppdeploy_goal",
+    )
+    goal: Literal["throughput", "context", "latency"] = _var(
+        "What the layers are split for: throughput (the slowest stage takes least time under load), context (the most "
+        "room for the KV cache), or latency (one request alone is answered soonest).",
+        must="throughput, context or latency",
+        scope="pipeline",
+        default="throughput",
     )
     max_model_len: Positive | None = _var(
         "Longest sequence, prompt and answer together, that is accepted.",
@@ -409,7 +416,21 @@ class HostVars(Frozen):
         must="a number above 0 and at most 0.98",
         scope="host",
         unit="fraction",
-        unset="vLLM's own default",
+        unset="0.92, less where other programs use the GPU",
+    )
+    gpu_bandwidth_gbs: Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=100_000)] | None = _var(
+        "Memory bandwidth of this host's GPUs, for a kind that ppdeploy's table does not have.",
+        must="a number above 0, in GB/s, from the GPU's data sheet",
+        scope="host",
+        unit="GB/s",
+        unset="from ppdeploy's table of GPUs",
+    )
+    gpu_bf16_tflops: Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=100_000)] | None = _var(
+        "Dense bf16 rate of the tensor cores of this host's GPUs, for a kind that ppdeploy's table does not have.",
+        must="a number above 0, in TFLOPS without sparsity, from the GPU's data sheet",
+        scope="host",
+        unit="TFLOPS",
+        unset="from ppdeploy's table of GPUs",
     )
     omp_threads_bind: Cores | None = _var(
         "Cores of the rank with device cpu: auto, nobind, or a list such as 0-7,16.",
