@@ -11,12 +11,14 @@ from ppdeploy.cli.init import init
 from ppdeploy.cli.lifecycle import restart, start, stop
 from ppdeploy.cli.options import cluster_verb
 from ppdeploy.cli.planning import plan, render
+from ppdeploy.cli.rules import rules
 from ppdeploy.cli.status import status
 from ppdeploy.lab.cli import lab_app
 
 app.command()(init)
 app.command()(plan)
 app.command()(render)
+app.command()(rules)
 cluster_verb(app, check)
 app.command()(apply)
 for verb in (smoke, status, start, stop, restart):
