@@ -66,6 +66,15 @@ def request_of_play(inventory: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return facts_request(spec_of_play(inventory))
 
 
+def gang_request_of_play(inventory: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the verbs on a running gang need for each host; wrong input ends the play before any is touched."""
+    return {
+        host.name: {"pipeline": pipeline.name, "start_timeout": pipeline.vars.start_timeout}
+        for pipeline in spec_of_play(inventory).pipelines
+        for host in pipeline.hosts
+    }
+
+
 def resolve_models(spec: Spec, token: str | None = None) -> dict[str, ModelSource]:
     """Find the model of every pipeline; `token` is the hub's, for gated models."""
     return {pipeline.name: _resolve(pipeline, spec.inventory_dir, token) for pipeline in spec.pipelines}

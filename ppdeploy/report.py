@@ -1,4 +1,4 @@
-"""Reports as tables: the plan, what an apply came to, the state of the ranks. Nothing here decides anything."""
+"""Reports as tables: the plan, and what an apply came to. Nothing here decides anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ppdeploy.facts import NodeFacts
 from ppdeploy.plan.types import Finding, PipelinePlan, Plan, Work
 from ppdeploy.render import file_path, stages_text
 
@@ -134,60 +133,8 @@ def apply_report(pipelines: Sequence[Mapping[str, Any]], changed: Mapping[str, i
     yield "changed: " + (", ".join(f"{host} {count}" for host, count in changed.items()) or "nothing")
 
 
-def status_rows(facts: Mapping[str, NodeFacts], pipelines: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """Return the state of every rank, in rank order; `pipelines` names the hosts of each."""
-    rows = []
-    for name, hosts in pipelines.items():
-        for rank, host in enumerate(hosts):
-            if host not in facts:  # --limit left its pipeline out
-                continue
-            state = facts[host].pipelines.get(name)
-            unit = state.unit if state else None
-            if unit and unit.load_state == "not-found":
-                unit = None
-            rows.append(
-                {
-                    "pipeline": name,
-                    "rank": rank,
-                    "host": host,
-                    "unit": f"ppdeploy-rank@{name}.service",
-                    "state": f"{unit.active_state} ({unit.sub_state})" if unit else "not installed",
-                    "active": unit is not None and unit.active_state == "active",
-                    "enabled": unit.unit_file_state == "enabled" if unit else False,
-                    "restarts": unit.restarts if unit else None,
-                    "pid": unit.main_pid or None if unit else None,
-                    "release": state.current if state else None,
-                    "previous": state.previous if state else None,
-                }
-            )
-    return rows
-
-
-def status_report(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    """Yield the state of the ranks as a table, and a line where those of a pipeline differ in their release."""
-    table = _table("pipeline", "rank", "host", "state", "restarts", "pid", "release", "previous")
-    for row in rows:
-        table.add_row(
-            row["pipeline"],
-            str(row["rank"]),
-            row["host"],
-            Text(row["state"], style="green" if row["active"] else "red"),
-            "" if row["restarts"] is None else str(row["restarts"]),
-            "" if row["pid"] is None else str(row["pid"]),
-            (row["release"] or "none")[:SHORT_DIGEST],
-            (row["previous"] or "none")[:SHORT_DIGEST],
-        )
-    yield table
-    releases: dict[str, set[str | None]] = {}
-    for row in rows:
-        releases.setdefault(row["pipeline"], set()).add(row["release"])
-    for name, found in releases.items():
-        if len(found) > 1:
-            yield Text(f"the ranks of pipeline {name} have different releases: run `ppdeploy apply`", style="red")
-
-
 def _table(*headings: str) -> Table:
-    numbers = {"rank", "Mbit/s", "MTU", "tokens/s", "restarts", "pid"}
+    numbers = {"rank", "Mbit/s", "MTU", "tokens/s"}
     table = Table(show_header=True, header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ if (ROOT / "ppdeploy" / "play.py").is_file() and str(ROOT) not in sys.path:
 try:
     import ppdeploy
     from ppdeploy import play
-    from ppdeploy.errors import PpdeployError
+    from ppdeploy.errors import InputError, PpdeployError
+    from ppdeploy.gang import gang_status
+    from ppdeploy.gang_report import status_lines
+    from ppdeploy.logs import lines_of, merged
     from ppdeploy.paths import data_root
     from ppdeploy.rsh import push_argv
     from ppdeploy.spec import secret_variable_names
@@ -63,6 +67,42 @@ def pipelines(hostvars: Any) -> dict[str, list[str]]:
     return {str(group.name): [str(host.name) for host in group.get_hosts()] for group in top.child_groups}
 
 
+def pipeline_of(groups: Mapping[str, list[str]], host: str) -> str:
+    """Return the pipeline of a host: the first group below `vllm` that has it."""
+    found = next((str(name) for name, hosts in groups.items() if host in hosts), None)
+    if found is None:
+        raise InputError(
+            "it is in no group below vllm, so it has no pipeline", where=f"host {host}", remedy="put it into one"
+        )
+    return found
+
+
+def status(groups: Mapping[str, list[str]], seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return how every pipeline is, as lines; `seen` has for each host what its look registered as `ppdeploy__seen`."""
+    nodes: dict[str, dict[str, Any]] = {}
+    for host, own in seen.items():
+        result = own.get("ppdeploy__seen") or {}
+        node = result.get("node")
+        nodes[host] = {"node": node} if node else {"unreachable": str(result.get("msg") or "it was not asked")}
+    return status_lines(gang_status(groups, nodes))
+
+
+def logs(seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the lines of all nodes by time; `seen` has for each host what was registered as `ppdeploy__logged`."""
+    told = {host: own.get("ppdeploy__logged") or {} for host, own in seen.items()}
+    by_time = merged([lines_of(host, result.get("lines", ()), pipeline="") for host, result in told.items()])
+    silent = [
+        f"{host}: {result.get('msg') or 'it was not asked'}" for host, result in told.items() if "lines" not in result
+    ]
+    return [
+        *(
+            f"{datetime.fromtimestamp(line.time, UTC):%H:%M:%S.%f} {line.host} {line.unit} {line.message}"
+            for line in by_time
+        ),
+        *silent,
+    ]
+
+
 def public_names(names: Iterable[str]) -> list[str]:
     """Return the variable names without those of secrets, which no plan may see."""
     secret = secret_variable_names()
@@ -81,6 +121,10 @@ class FilterModule:
         """Return the filters by name."""
         return {
             "ppdeploy_pipelines": pipelines,
+            "ppdeploy_pipeline_of": _told(pipeline_of),
+            "ppdeploy_status": status,
+            "ppdeploy_logs": logs,
+            "ppdeploy_gang_request": _told(play.gang_request_of_play),
             "ppdeploy_public_names": public_names,
             "ppdeploy_pick": pick,
             "ppdeploy_facts_request": _told(play.request_of_play),

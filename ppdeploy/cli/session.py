@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ppdeploy.cli.options import Request
@@ -11,7 +12,17 @@ from ppdeploy.errors import InputError, PpdeployError
 from ppdeploy.facts import NodeFacts
 from ppdeploy.plan import Plan
 from ppdeploy.play import make_plan, resolve_models, spec_of_play, whole_pipelines
-from ppdeploy.run import Passwords, PlayOptions, Redactor, RunResult, ask_passwords, plays, run_playbook
+from ppdeploy.run import (
+    Passwords,
+    PlayOptions,
+    Progress,
+    Redactor,
+    RunResult,
+    ask_passwords,
+    plays,
+    run_playbook,
+)
+from ppdeploy.run.sentences import failure_sentence
 from ppdeploy.spec import Inventory, Spec, load_inventory, secret_variable_names
 
 
@@ -27,17 +38,32 @@ class Session:
     secrets: Mapping[str, str]
     as_json: bool
 
-    def run(self, playbook: str, *, events: bool = False) -> RunResult:
-        """Run a playbook; `events` says whether, with --json, its steps are part of what the verb prints."""
+    def run(
+        self,
+        playbook: str,
+        *,
+        events: bool = False,
+        values: Mapping[str, Any] | None = None,
+        display: Progress | None = None,
+    ) -> RunResult:
+        """Run a playbook.
+
+        `events` says whether, with --json, its steps are part of what the verb prints; `values` are the play's own
+        variables (`ppdeploy__...`), and `display` shows its progress instead of the usual one.
+        """
+        options = self.options
+        if values:
+            options = replace(options, extra_vars=(*options.extra_vars, json.dumps(values)))
         return run_playbook(
             playbook,
             inventory=self.inventory.path,
-            options=self.options,
+            options=options,
+            display=display,
             passwords=self.passwords,
             redactor=self.redactor,
             json_events=self.as_json and events,
             addresses={host: str(address) for host, address in self.inventory.addresses.items()},
-            keep=[plays.FACTS_TASK],
+            keep=plays.KEPT_TASKS,
         )
 
     def check_models(self) -> None:
@@ -91,6 +117,12 @@ class Session:
         pipelines = tuple(pipeline for pipeline in spec.pipelines if pipeline.name in chosen)
         spec = spec.model_copy(update={"pipelines": pipelines})
         return make_plan(spec, facts, resolve_models(spec, self.secrets.get("ppdeploy_hf_token")))
+
+    def unreachable_reason(self, host: str, result: Mapping[str, Any]) -> str:
+        """Return in a sentence why a host could not be asked; `result` is what Ansible says of it."""
+        address = str(self.inventory.addresses.get(host, host))
+        _, sentence = failure_sentence(host, address, result, unreachable=bool(result.get("unreachable")))
+        return self.redactor.text(sentence)
 
     def error_of(self, result: RunResult) -> PpdeployError | None:
         """Return a run's error. One of planning is found again here, for its type: a play has only its text."""

@@ -9,6 +9,7 @@ from ppdeploy.cli.demo import demo
 from ppdeploy.cli.docs import docs_variables
 from ppdeploy.cli.init import init
 from ppdeploy.cli.lifecycle import restart, start, stop
+from ppdeploy.cli.logs import logs
 from ppdeploy.cli.options import cluster_verb
 from ppdeploy.cli.planning import plan, render
 from ppdeploy.cli.rules import rules
@@ -21,8 +22,12 @@ app.command()(render)
 app.command()(rules)
 cluster_verb(app, check)
 app.command()(apply)
-for verb in (smoke, status, start, stop, restart):
-    cluster_verb(app, verb)
+cluster_verb(app, smoke)
+app.command()(status)
+app.command()(logs)
+app.command()(start)
+cluster_verb(app, stop)
+app.command()(restart)
 app.command()(bundle)
 app.add_typer(lab_app, name="lab")
 app.command()(demo)

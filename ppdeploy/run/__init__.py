@@ -3,7 +3,7 @@
 from ppdeploy.run import plays
 from ppdeploy.run.lock import cluster_lock
 from ppdeploy.run.playbook import PlayOptions, run_playbook
-from ppdeploy.run.progress import progress
+from ppdeploy.run.progress import Progress, QuietProgress, progress
 from ppdeploy.run.redact import Redactor
 from ppdeploy.run.result import Failure, HostStats, RunResult
 from ppdeploy.run.secrets import Passwords, VaultOptions, ask_passwords
@@ -13,6 +13,8 @@ __all__ = [
     "HostStats",
     "Passwords",
     "PlayOptions",
+    "Progress",
+    "QuietProgress",
     "Redactor",
     "RunResult",
     "VaultOptions",

@@ -5,19 +5,37 @@ from __future__ import annotations
 SITE = "site.yml"
 FACTS = "playbooks/facts.yml"
 SMOKE = "playbooks/smoke.yml"
+STATUS = "playbooks/status.yml"
+LOGS = "playbooks/logs.yml"
 
 #: Task whose result is what `ppdeploy_facts` returned.
 FACTS_TASK = "Ask every node for its facts"
 #: Tasks in which the play reads the inventory and plans: what fails there is told without host and task.
 VALUES_TASK = "Take the inventory's ppdeploy values"
 PLAN_TASK = "Plan every pipeline"
-PLANNING_TASKS = frozenset({VALUES_TASK, FACTS_TASK, PLAN_TASK})
+GANG_TASK = "Ask every node how its gang is"
+PLANNING_TASKS = frozenset({VALUES_TASK, FACTS_TASK, PLAN_TASK, GANG_TASK})
+
+#: Tasks of `start`, `stop` and `restart` whose results say what became of the operator's word.
+ORDER_TASK = "Leave the operator's word for the agent"
+SERVING_TASK = "Wait until the gang serves"
+STOPPED_TASK = "Wait until no rank is left"
+#: Fails where a pipeline that was started does not serve.
+SERVES_NOT_TASK = "Fail where the gang does not serve"
+
+JOURNAL_TASK = "Read every node's journal"
+#: Tasks whose results the verbs read.
+KEPT_TASKS = (FACTS_TASK, GANG_TASK, ORDER_TASK, SERVING_TASK, STOPPED_TASK, JOURNAL_TASK)
 
 #: Play in which a failure means that the hosts are set up and the pipeline does not serve.
 SMOKE_PLAY = "Ask every pipeline for completions"
 
 #: Role whose failures are checks that ran before any change, and the tag that runs it alone.
 CHECK_ROLE = "preflight"
+
+#: What the verbs on a running gang hand to their plays: nodes to forget, and whether to wait for the outcome.
+FORGET = "ppdeploy__forget"
+WAIT = "ppdeploy__wait"
 
 #: What the plays set with `set_fact`: each host's inventory values, the plan, the smoke test's reports.
 VALUES = "ppdeploy__values"

@@ -116,6 +116,22 @@ class PlainProgress:
         _write_line(self._stream, text)
 
 
+class QuietProgress:
+    """Shows nothing: a verb that has the screen to itself asks the hosts again and again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def show(self, step: Step) -> None:
+        """Show nothing."""
+
+    def tick(self) -> None:
+        """Do nothing."""
+
+
 class JsonProgress:
     """One JSON object a line for each step, for programs; the verb's own result is the last line."""
 

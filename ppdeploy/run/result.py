@@ -15,7 +15,14 @@ from ppdeploy.errors import (
     ServingError,
     UnreachableError,
 )
-from ppdeploy.run.plays import CHECK_ROLE, PLANNING_TASKS, SERVES_AGAIN, SMOKE_PLAY, SMOKE_REPORTS
+from ppdeploy.run.plays import (
+    CHECK_ROLE,
+    PLANNING_TASKS,
+    SERVES_AGAIN,
+    SERVES_NOT_TASK,
+    SMOKE_PLAY,
+    SMOKE_REPORTS,
+)
 from ppdeploy.run.sentences import Kind, known_sentence
 
 Status = Literal["ok", "failed", "unreachable", "no_hosts", "interrupted", "error"]
@@ -152,6 +159,8 @@ class RunResult:
             return UnreachableError
         if all(failure.play == SMOKE_PLAY for failure in self.failures):
             return RolledBackError if self._rolled_back() else ServingError
+        if all(failure.task == SERVES_NOT_TASK for failure in self.failures):
+            return ServingError
         # Once something was changed, "nothing touched" would be a lie.
         touched = self.changed > 0 and not self.check
         if not touched and all(failure.is_check or failure.kind == "login" for failure in self.failures):

@@ -1,4 +1,4 @@
-"""`apply`, `check`, `smoke`, `start`, `stop`, `restart` and `status`: what they run, print and return."""
+"""`apply`, `check` and `smoke`: what they run, print and return."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from ppdeploy.cli import session
 from ppdeploy.cli.applying import ask_commands
-from ppdeploy.run import Failure, HostStats, RunResult, cluster_lock, plays
+from ppdeploy.run import Failure, cluster_lock, plays
 from tests.factories import make_cluster
 from tests.unit.cli_support import Cluster, Command, Play, applied, load, loaded_once, make_cluster_on_disk
 
@@ -208,15 +208,6 @@ def test_one_at_a_time_on_a_cluster(cluster: Cluster, command: Command, play: Pl
     assert play.calls == []
 
 
-@pytest.mark.parametrize(("verb", "done"), [("start", "started"), ("stop", "stopped"), ("restart", "restarted")])
-def test_verbs_of_life_run_their_playbook(cluster: Cluster, command: Command, play: Play, verb: str, done: str) -> None:
-    outcome = command(verb, "-i", cluster.inventory, "--limit", "tiny")
-    assert (outcome.code, outcome.out) == (0, f"{done}: node1, node2\n")
-    assert play.calls[0]["playbook"] == f"playbooks/{verb}.yml"
-    assert play.options.limit == "tiny"
-    assert json.loads(command(verb, "-i", cluster.inventory, "--json").out)["ok"]
-
-
 def test_smoke_reports_without_changing_anything(cluster: Cluster, command: Command, play: Play) -> None:
     outcome = command("smoke", "-i", cluster.inventory)
     assert outcome.code == 0
@@ -238,27 +229,6 @@ def test_check_says_what_blocks(cluster: Cluster, command: Command, play: Play) 
     assert command("check", "-i", cluster.inventory).code == 3
     document = json.loads(command("check", "-i", cluster.inventory, "--json").out)
     assert (document["ok"], document["error"]) == (False, "node1: Copy it: port 8000 is taken by nginx")
-
-
-def test_status_shows_every_rank(cluster: Cluster, command: Command, play: Play) -> None:
-    facts: dict[str, Mapping[str, Any]] = {
-        host: {"facts": own.model_dump(mode="json")} for host, own in make_cluster(2).items()
-    }
-    play.result = RunResult(
-        status="ok",
-        return_code=0,
-        seconds=1,
-        stats={host: HostStats() for host in facts},
-        results={plays.FACTS_TASK: facts},
-    )
-    outcome = command("status", "-i", cluster.inventory)
-    assert outcome.code == 0, outcome.err
-    assert outcome.out.count("not installed") == 2
-    document = json.loads(command("status", "-i", cluster.inventory, "--json").out)
-    assert [(rank["host"], rank["rank"], rank["active"]) for rank in document["ranks"]] == [
-        ("node1", 0, False),
-        ("node2", 1, False),
-    ]
 
 
 def test_secrets_of_the_inventory_are_hidden_wherever_they_turn_up(

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "ppdeploy"
 #: A part imports only what stands left of it (DESIGN.md, "The way through").
 ORDER = (
     *("errors", "paths", "spec", "facts", "locks", "manifest", "hub", "model", "sources"),
-    *("plan", "render", "run", "smoke", "play", "report", "lab", "cli", "__main__"),
+    *("plan", "render", "run", "smoke", "play", "report", "gang", "gang_report", "logs", "lab", "cli", "__main__"),
 )
 
 #: What reaches a host, a network or another program.
