@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from math import inf
 
-from ppdeploy.plan.split import WORTH, Cost
+from ppdeploy.plan.split import WORTH, Cost, furthest
 
 MOST_NODES = 8
 """Pipelines of more nodes keep their order unexamined."""
@@ -80,16 +80,10 @@ class Orders:
         for stage in self.stages[kind]:
             rest -= 1
             # Every later stage needs a layer, and the last one must take all that are left.
-            low, high = (layer if rest else self.layers - 1), self.layers - rest
-            if low >= high:
+            stop = furthest(stage, layer, self.layers - rest, self.cost, limit)
+            if stop <= layer or (rest == 0 and stop < self.layers):
                 return 0
-            while low < high:
-                middle = (low + high + 1) // 2
-                fits = self.cost(stage, layer, middle) <= limit
-                low, high = (middle, high) if fits else (low, middle - 1)
-            if low == layer or (rest == 0 and low < self.layers):
-                return 0
-            layer = low
+            layer = stop
         return layer
 
     def best_sum(self, today: float) -> tuple[float, list[int]] | None:

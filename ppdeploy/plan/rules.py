@@ -185,6 +185,11 @@ def _quantization(s: Situation) -> Broken:
     return {host: f"{method} on {text}" for host, text in _below(s, least, OLDEST_CAPABILITY).items()}
 
 
+def _unknown_quantization(s: Situation) -> Broken:
+    method = s.quantization or ""
+    return method if method and method not in MIN_CAPABILITY and s.device == "cuda" else False
+
+
 def _fp8_widened(s: Situation) -> Broken:
     return _below(s, (8, 9), OLDEST_CAPABILITY) if s.quantization == "fp8" else False
 
@@ -232,7 +237,8 @@ def _aux_states(s: Situation) -> Broken:
 
 
 def _old_runner_speculation(s: Situation) -> Broken:
-    return _method(s) if s.device == "cuda" and s.pipelined and _method(s) in ("suffix", "custom_class") else False
+    old = _method(s) in ("suffix", "medusa", "mlp_speculator", "custom_class")
+    return _method(s) if s.device == "cuda" and s.pipelined and old else False
 
 
 def _adaptive_verification(s: Situation) -> Broken:
@@ -272,6 +278,11 @@ def _elastic_experts(s: Situation) -> Broken:
 
 def _dual_batch(s: Situation) -> Broken:
     return s.pipelined and s.flag("enable-dbo")
+
+
+def _hisparse(s: Situation) -> Broken:
+    config = s.vllm_args.get("attention-config")
+    return s.pipelined and isinstance(config, Mapping) and bool(config.get("hisparse_config"))
 
 
 def _routed_experts(s: Situation) -> Broken:
@@ -399,7 +410,7 @@ RULES: tuple[Rule, ...] = (
         _no_bf16,
         "the model is in bfloat16, which {} cannot compute in",
         "set dtype: half in ppdeploy_vllm_args, so that all nodes agree on float16",
-        "vLLM 0.32.0, vllm/platforms/cuda.py: bfloat16 needs compute capability 8.0",
+        "vLLM 0.32.0, vllm/platforms/cuda.py:637; with dtype auto each node chooses by its own GPU (:251)",
     ),
     Rule(
         "gpu-quantization",
@@ -407,6 +418,14 @@ RULES: tuple[Rule, ...] = (
         "the GPU is too old for the model's quantisation: {}",
         "use a checkpoint in another format (awq and gptq run from 7.5), or newer GPUs",
         "vLLM 0.32.0, get_min_capability in vllm/model_executor/layers/quantization",
+    ),
+    Rule(
+        "quantization-unknown",
+        _unknown_quantization,
+        "the quantisation method {} is not among those of vLLM 0.32.0, and may not start",
+        "use a checkpoint in fp8, awq, gptq, compressed-tensors or mxfp4",
+        "vLLM 0.32.0, vllm/model_executor/layers/quantization/__init__.py, QuantizationMethods",
+        verdict="slow",
     ),
     Rule(
         "gpu-fp8-widened",
@@ -419,9 +438,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "gpu-fp8-cache",
         _fp8_cache,
-        "{} cannot keep the KV cache in fp8",
+        "{} has no fp8 conversions, and the start fails unless the attention backend makes up for them",
         "remove kv-cache-dtype from ppdeploy_vllm_args",
-        "vLLM 0.32.0, vllm/platforms/cuda.py: fp8 conversions need compute capability 8.9",
+        "vLLM 0.32.0, vllm/platforms/cuda.py:585, supports_fp8",
+        verdict="slow",
     ),
     Rule(
         "gpu-mixed",
@@ -518,6 +538,13 @@ RULES: tuple[Rule, ...] = (
         "dual batch overlap does not work with pipeline parallelism",
         "remove enable-dbo from ppdeploy_vllm_args",
         "vLLM 0.32.0, vllm/config/vllm.py:3106",
+    ),
+    Rule(
+        "pp-hisparse",
+        _hisparse,
+        "HiSparse does not work with pipeline parallelism",
+        "remove hisparse_config from attention-config in ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/vllm.py:1810",
     ),
     Rule(
         "pp-routed-experts",

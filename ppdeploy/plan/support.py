@@ -13,35 +13,31 @@ OLDEST_CAPABILITY: Capability = (7, 5)
 """CUDA 13, which the wheels of the pinned vLLM are built with, compiles for Turing and newer."""
 
 MIN_CAPABILITY: dict[str, Capability] = {
-    "awq": (7, 5),
-    "auto_awq": (7, 5),
-    "awq_marlin": (7, 5),
-    "gptq": (6, 0),
-    "auto_gptq": (6, 0),
-    "gptq_marlin": (6, 0),
-    "fp8": (7, 5),
-    "fbgemm_fp8": (8, 0),
-    "modelopt": (8, 0),
-    "modelopt_fp4": (7, 5),
-    "nvfp4": (7, 5),
-    "mxfp4": (8, 0),
-    "gpt_oss_mxfp4": (8, 0),
-    "mxfp8": (7, 5),
-    "compressed-tensors": (7, 0),
-    "experts_int8": (8, 0),
-    "torchao": (7, 5),
-    "bitsandbytes": (7, 0),
-    "quark": (7, 0),
+    **dict.fromkeys(("awq", "auto_awq", "awq_marlin"), (7, 5)),
+    **dict.fromkeys(("gptq", "auto_gptq", "gptq_marlin"), (6, 0)),
+    **dict.fromkeys(("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "deepseek_v4_fp8"), (7, 5)),
+    **dict.fromkeys(("nvfp4", "modelopt_fp4", "nvfp4_per_token", "mxfp8", "modelopt_mxfp8"), (7, 5)),
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4", "modelopt", "modelopt_mixed", "fbgemm_fp8", "experts_int8"), (8, 0)),
+    **dict.fromkeys(("torchao", "humming", "online", "int8_per_channel_weight_only"), (7, 5)),
+    **dict.fromkeys(("compressed-tensors", "quark", "moe_wna16"), (7, 0)),
+    **dict.fromkeys(("inc", "auto-round", "auto_round"), (6, 0)),
+    "fp_quant": (10, 0),
 }
 """Lowest capability by method: `get_min_capability` of vLLM 0.32.0, vllm/model_executor/layers/quantization.
 
-fp8 and nvfp4 run below 8.9 and 10.0 with widened weights (Marlin); `compressed-tensors` also depends on its schemes.
+Keys are all of its QuantizationMethods, and the names that checkpoints use for them. fp8 runs below 8.9 and nvfp4 below
+10.0 with widened weights (Marlin); of `compressed-tensors` the schemes may ask for more.
 """
 
 AUX_ARCHITECTURES = frozenset(
     {
         *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
-        *("SarvamMoEForCausalLM", "DeepseekV4ForCausalLM", "MiniMaxM3SparseForCausalLM", "KimiK3ForCausalLM"),
+        *(
+            "SarvamMoEForCausalLM",
+            "DeepseekV4ForCausalLM",
+            "MiniMaxM3SparseForCausalLM",
+            "KimiK3ForConditionalGeneration",
+        ),
     }
 )
 """Architectures whose inner model sets `supports_aux_hidden_states_over_pp` in vLLM 0.32.0."""
