@@ -19,7 +19,7 @@ _TOWER = re.compile(
     r"(?:^|\.)(?:[a-z_]*vision[a-z_]*|visual|[a-z_]*audio[a-z_]*|[a-z_]*projector|image_newline)(?:\.|$)"
 )
 _MTP = re.compile(r"(?:^|\.)mtp[a-z_]*\.")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in)\.")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embeddings|wte|word_embeddings|tok_embeddings|embed_in)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.")
 
 
@@ -162,7 +162,7 @@ def spread(sizes: Sizes, total: int, *, bits: int) -> Sizes:
     for layer in sizes.layers:
         experts = each * layer.expert_bytes // max(1, layer.weight_bytes)
         resized = _resized(layer, each, experts)
-        values = each * 8 // bits
+        values = max(1, each * 8 // bits)
         active = values * resized.active_bytes // max(1, each)
         layers.append(resized.model_copy(update={"parameters": values, "active_parameters": active}))
     return replace(sizes, layers=tuple(layers), other_first_bytes=0, mtp_bytes=0, mtp_parameters=0)

@@ -6,7 +6,6 @@ quantization/: fp8.py, auto_awq.py, auto_gptq.py, compressed_tensors/, modelopt.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -53,9 +52,14 @@ class Format:
 
 
 class Names:
-    """A list of module names from a configuration: names, parts of names, `*` patterns and `re:` expressions."""
+    """A list of module names from a configuration: names, `*` patterns and `re:` expressions.
 
-    def __init__(self, entries: Iterable[str]) -> None:
+    A name stands for all below it, and may be the last steps of a longer one ("lm_head", "mlp.gate"), unless the list
+    is `strict`: compressed-tensors lists modules that hold quantised ones without meaning those.
+    """
+
+    def __init__(self, entries: Iterable[str], *, strict: bool = False) -> None:
+        self._strict = strict
         self._plain: set[str] = set()
         self._patterns: list[re.Pattern[str]] = []
         self._globs: list[re.Pattern[str]] = []
@@ -65,9 +69,8 @@ class Names:
             elif "*" in entry:
                 bare = _PREFIX.sub("", entry, count=1)
                 # A pattern names a module, and all that lies below it.
-                self._globs.append(
-                    re.compile(fnmatch.translate(bare).replace(r"\Z", "").replace(r"\z", "") + r"(\..*)?\Z")
-                )
+                pattern = ".*".join(map(re.escape, re.split(r"\*+", bare)))
+                self._globs.append(re.compile(rf"{pattern}(\..*)?\Z"))
             elif entry:
                 self._plain.add(_PREFIX.sub("", entry, count=1) or entry)
 
@@ -78,7 +81,9 @@ class Names:
         return any(self._holds(variant) for variant in _variants(str(name)))
 
     def _holds(self, name: str) -> bool:
-        if self._plain:
+        if name in self._plain:
+            return True
+        if self._plain and not self._strict:
             steps = name.split(".")
             count = len(steps)
             if any(
@@ -197,15 +202,18 @@ class _Settings:
             found += value
         return found
 
-    def names(self, entries: Iterable[str], name: str) -> Names:
+    def names(self, entries: Iterable[str], name: str, *, strict: bool = False) -> Names:
         try:
-            return Names(entries)
+            return Names(entries, strict=strict)
         except re.error as exc:
             raise self.wrong(name, "a list of names and regular expressions") from exc
 
-    def ignored(self, *names: str) -> Names | None:
+    def ignored(self, *names: str, strict: bool = False) -> Names | None:
         entries = self.words(*names)
-        return self.names(entries, " / ".join(names)) if entries else None
+        # With many of them the search for a match could take for ever.
+        if any(entry.count("*") > 8 and not entry.startswith("re:") for entry in entries):
+            raise self.wrong(" / ".join(names), "a list of names with few `*`")
+        return self.names(entries, " / ".join(names), strict=strict) if entries else None
 
     def section(self, name: str) -> _Settings | None:
         value = self.values.get(name)
@@ -285,6 +293,7 @@ def _gptq(settings: _Settings, method: str) -> Quantisation:
 
 def _compressed(settings: _Settings, method: str) -> Quantisation:
     groups = settings.section("config_groups")
+    strict = method.startswith("compressed")
     whole = settings.values.get("format")
     named: list[tuple[Names, Format | None]] = []
     default: Format | None = None
@@ -299,8 +308,8 @@ def _compressed(settings: _Settings, method: str) -> Quantisation:
         if not targets or "Linear" in targets:
             default = form
         if special := [target for target in targets if target not in ("Linear", "FusedMoE")]:
-            named.append((settings.names(special, "targets"), form))
-    ignored = settings.ignored("ignore", "exclude_modules")
+            named.append((settings.names(special, "targets", strict=strict), form))
+    ignored = settings.ignored("ignore", "exclude_modules", strict=strict)
     # The head is a linear layer too; those that leave it alone say so.
     return Quantisation(method, default, named=tuple(named), ignored=ignored, head=True)
 

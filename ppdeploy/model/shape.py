@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Attention = Literal["full", "sliding", "linear", "mamba", "mla"]
-"""What a layer keeps of the past: all keys and values, those of a window, a state of fixed size, or MLA's latent."""
+Attention = Literal["full", "sliding", "linear", "mamba", "mla", "none"]
+"""What a layer keeps of the past: all keys and values, those of a window, a state of fixed size (linear attention,
+Mamba), MLA's latent, or nothing, as the layers of some hybrids that are a feed-forward part only."""
 
 
 class Layer(BaseModel):
