@@ -30,7 +30,9 @@ def measured_shape() -> ModelShape:
     return make_shape(layers=64, **MEASURED)
 
 
-def serve(shape: ModelShape, *, tp: int = 1, pp: int = 2, length: int | None = None, **args: Any) -> Serving:
+def serve(
+    shape: ModelShape, args: dict[str, Any] | None = None, *, tp: int = 1, pp: int = 2, length: int | None = None
+) -> Serving:
     return serving_of(
         device="cuda",
         shape=shape,
@@ -38,7 +40,7 @@ def serve(shape: ModelShape, *, tp: int = 1, pp: int = 2, length: int | None = N
         pipeline_parallel_size=pp,
         max_model_len=length,
         defaults=[batch_default("cuda", "NVIDIA H200", 140 * GIB, tp * pp)],
-        args=args,
+        args=args or {},
     )
 
 
@@ -109,8 +111,8 @@ def test_tensor_parallelism_divides_weights_but_for_copied_heads() -> None:
 def test_an_fp8_cache_holds_twice_the_tokens() -> None:
     shape = measured_shape()
     half, whole = (
-        Fit(Sizes(shape, serve(shape, **args)), places(2, 139.81), no_time, no_time).capacity((32, 32), 32768).kv_tokens
-        for args in ({}, {"kv-cache-dtype": "fp8"})
+        Fit(Sizes(shape, serve(shape, args)), places(2, 139.81), no_time, no_time).capacity((32, 32), 32768).kv_tokens
+        for args in (None, {"kv-cache-dtype": "fp8"})
     )
     assert whole == pytest.approx(2 * half, rel=0.001)
 
@@ -178,10 +180,14 @@ def test_the_bytes_of_a_cached_value(cache: str, dtype: str, checkpoint: str | N
 
 def test_options_of_the_inventory_set_the_batch_and_the_rest() -> None:
     shape = measured_shape()
-    serving = serve(
-        shape,
-        **{"max-num-batched-tokens": 2048, "max-num-seqs": 64, "enforce-eager": True, "block-size": 32},
-        **{"speculative-config": {"method": "mtp"}, "enable-prefix-caching": False},
-    )
+    options = {
+        "max-num-batched-tokens": 2048,
+        "max-num-seqs": 64,
+        "enforce-eager": True,
+        "block-size": 32,
+        "speculative-config": {"method": "mtp"},
+        "enable-prefix-caching": False,
+    }
+    serving = serve(shape, options)
     assert (serving.batched_tokens, serving.sequences, serving.block_tokens) == (2048, 64, 32)
     assert (serving.eager, serving.draft, serving.prefix_caching) == (True, True, False)
