@@ -1,4 +1,12 @@
-"""How long a stage takes for a step: the roofline of its GPUs, with the shares of it that vLLM reaches."""
+"""How long a stage takes for a step: the roofline of its GPUs, with the shares of it that vLLM reaches.
+
+A step takes the longer of what its matrix products compute and what it reads from memory, plus a fixed overhead and, in
+a TP group, its all-reduces. `CONSTANTS` are fitted to the 24 figures of docs/speed.md by
+
+    python3 scripts/fit_speed.py --fit
+
+which also prints what is left over, for these figures and for others that were never fitted.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +18,27 @@ from ppdeploy.plan.gpus import Gpu
 ComputeType = Literal["bf16", "fp8", "fp4"]
 """In what the matrix products run. Weight-only quantisation (awq, gptq, bnb, mxfp4 before Blackwell) is bf16."""
 
-COMPUTE_EFFICIENCY = 0.73
-"""Share of the tensor cores' rate that large matrix products of a prefill reach."""
-
-MEMORY_EFFICIENCY = 0.80
-"""Share of the memory bandwidth that a decode step reaches."""
-
-STAGE_OVERHEAD = 0.0005
-"""Seconds of each step of a stage that are neither: launches, sampling, messages."""
-
 REDUCE_LATENCY = 20e-6
-"""Seconds of one all-reduce of a TP group, besides its bytes."""
+"""Seconds of one all-reduce of a TP group, besides its bytes; not measured here."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What vLLM reaches of the hardware: fitted by `scripts/fit_speed.py`, see the module's docstring."""
+
+    compute_efficiency: float = 0.711
+    """Share of the tensor cores' rate in a prefill."""
+    memory_efficiency: float = 0.758
+    """Share of the memory bandwidth in a decode step."""
+    stage_overhead: float = 0.0005
+    """Seconds of each step on each stage that are neither: launches, sampling, messages between processes. Set, not
+    fitted: with one model on one kind of GPU it cannot be told apart from `memory_efficiency`."""
+    api_latency: float = 0.0131
+    """Seconds that a request spends outside the stages: HTTP, tokenizer, scheduler, detokenizer, client."""
+
+
+CONSTANTS = Constants()
+"""Those of the measurements; a cluster's own bench may replace them."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +88,32 @@ def expert_share(load: StageLoad, tokens: float) -> float:
     return float(1.0 - missed**tokens)
 
 
-def stage_seconds(load: StageLoad, *, prefill_tokens: float, decode_sequences: float, context: float) -> float:
+def stage_seconds(
+    load: StageLoad,
+    *,
+    prefill_tokens: float,
+    decode_sequences: float,
+    context: float,
+    prefill_context: float | None = None,
+    constants: Constants = CONSTANTS,
+) -> float:
     """Return the seconds that a stage computes in one step.
 
     The step has `prefill_tokens` tokens of prompts and one token of each of `decode_sequences` sequences, which have
-    `context` tokens in the cache on average. The larger of compute and memory, plus what comes on top of either.
+    `context` tokens in the cache on average; a prompt's token has `prefill_context` tokens before it on average (half
+    of `prefill_tokens` unless given). The larger of compute and memory, plus what comes on top of either.
     """
     tokens = prefill_tokens + decode_sequences
     if tokens <= 0:
         return 0.0
     reads = load.weight_bytes + load.expert_bytes * expert_share(load, tokens)
     reads += load.kv_bytes_per_token * decode_sequences * context
-    memory = reads / (load.gpu.bandwidth * load.gpus * MEMORY_EFFICIENCY)
+    memory = reads / (load.gpu.bandwidth * load.gpus * constants.memory_efficiency)
+    before = prefill_tokens / 2 if prefill_context is None else prefill_context
     flops = load.flops_per_token * tokens + load.head_flops * max(decode_sequences, 1)
-    flops += load.attention_flops * (prefill_tokens * prefill_tokens / 2 + decode_sequences * context)
-    compute = flops / (compute_rate(load.gpu, load.compute) * load.gpus * COMPUTE_EFFICIENCY)
-    return max(memory, compute) + STAGE_OVERHEAD + reduce_seconds(load, tokens)
+    flops += load.attention_flops * (prefill_tokens * before + decode_sequences * context)
+    compute = flops / (compute_rate(load.gpu, load.compute) * load.gpus * constants.compute_efficiency)
+    return max(memory, compute) + constants.stage_overhead + reduce_seconds(load, tokens)
 
 
 def reduce_seconds(load: StageLoad, tokens: float) -> float:
