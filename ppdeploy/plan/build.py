@@ -9,14 +9,14 @@ from packaging.version import Version
 from ppdeploy import locks
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts
-from ppdeploy.plan.checks import NodeSituation, check_node, check_pipeline
+from ppdeploy.plan.checks import NodeSituation, check_cluster, check_node, check_pipeline
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
 from ppdeploy.plan.decide import Decision, decide
-from ppdeploy.plan.devices import lowest_gpu
 from ppdeploy.plan.fabric import Wish, choose_fabric
 from ppdeploy.plan.layout import Layout, choose_layout, default_partition
 from ppdeploy.plan.memory import GIB
-from ppdeploy.plan.rules import Heads, Situation, broken_rules
+from ppdeploy.plan.rules import broken_rules
+from ppdeploy.plan.situation import situation_of
 from ppdeploy.plan.types import (
     Environment,
     Finding,
@@ -55,9 +55,17 @@ def build_plan(spec: Spec, facts: Mapping[str, NodeFacts], models: Mapping[str, 
     Raises InputError for what the inventory got wrong and BlockedError for what the hosts do not have; findings that
     leave a plan possible are in the plan.
     """
+    pipelines = [_pipeline(pipeline, facts, models[pipeline.name]) for pipeline in spec.pipelines]
+    hosts = {pipeline.name: [node.host for node in pipeline.nodes] for pipeline in pipelines}
+    shared = list(check_cluster(hosts, facts))
     return Plan(
         cluster=spec.cluster,
-        pipelines=tuple(_pipeline(pipeline, facts, models[pipeline.name]) for pipeline in spec.pipelines),
+        pipelines=tuple(
+            pipeline.model_copy(
+                update={"findings": (*pipeline.findings, *(one for one in shared if one.pipeline == pipeline.name))}
+            )
+            for pipeline in pipelines
+        ),
     )
 
 
@@ -266,7 +274,7 @@ def _findings(
     model: Model,
 ) -> list[Finding]:
     wants, layout = spec.vars, decision.layout
-    findings = list(broken_rules(_situation(spec, source, layout, facts, lock)))
+    findings = list(broken_rules(situation_of(spec, source.shape, layout, facts, Version(lock.vllm_version))))
     findings += check_pipeline(spec.name, [node.host for node in nodes], facts)
     findings += decision.findings
     for node in nodes:
@@ -286,36 +294,6 @@ def _findings(
         )
         findings += check_node(situation, node.host)
     return findings
-
-
-def _situation(
-    spec: PipelineSpec, source: ModelSource, layout: Layout, facts: Mapping[str, NodeFacts], lock: locks.Lock
-) -> Situation:
-    """Return what the rules look at."""
-    wants, shape = spec.vars, source.shape
-    on_gpus = wants.device == "cuda"
-    return Situation(
-        pipeline=spec.name,
-        device=wants.device,
-        vllm_version=Version(lock.vllm_version),
-        nodes=len(spec.hosts),
-        tensor_parallel_size=layout.tensor_parallel_size,
-        pipeline_parallel_size=layout.pipeline_parallel_size,
-        vllm_args=wants.vllm_args,
-        env=wants.env,
-        architecture=shape.architectures[0],
-        quantization=shape.quantization,
-        dtype=shape.dtype or "unknown",
-        heads=Heads(
-            query=shape.num_attention_heads,
-            # MLA keeps one latent, which every GPU has in full.
-            key_value=0 if any(layer.attention == "mla" for layer in shape.layers) else shape.num_key_value_heads,
-            linear=shape.linear_key_heads,
-            feed_forward=0 if shape.num_experts else shape.intermediate_size or 0,
-            quantization_block=shape.quantization_block or 0,
-        ),
-        gpus={host.name: lowest_gpu(facts[host.name], layout.ranks_per_node) for host in spec.hosts} if on_gpus else {},
-    )
 
 
 def facts_request(spec: Spec) -> dict[str, dict[str, object]]:

@@ -74,12 +74,10 @@ def _all_changes(today: Today) -> Iterator[Change]:
         yield from _split(today)
     if serving.batched_tokens > SMALL_STEP and serving.device == "cuda":
         smaller = replace(serving, batched_tokens=SMALL_STEP)
-        yield from _settings(
-            today, f"vllm_args max-num-batched-tokens: {SMALL_STEP}", smaller, "max-num-batched-tokens", SMALL_STEP
-        )
+        yield from _settings(today, smaller, "max-num-batched-tokens", SMALL_STEP)
     if today.fp8_cache and serving.kv_value_bytes > 1:
         fp8 = replace(serving, kv_cache_dtype="fp8", kv_value_bytes=1)
-        yield from _settings(today, "vllm_args kv-cache-dtype: fp8", fp8, "kv-cache-dtype", "fp8")
+        yield from _settings(today, fp8, "kv-cache-dtype", "fp8")
     yield from _shorter(today)
     if today.shape.quantization is None and today.shape.dtype in WIDE_TYPES:
         for name, share in QUANTISED:
@@ -116,11 +114,12 @@ def _split(today: Today) -> Iterator[Change]:
         yield _change(today, fit, partition, what, setting={"ppdeploy_layer_partition": list(partition)})
 
 
-def _settings(today: Today, what: str, serving: Serving, flag: str, value: str | int) -> Iterator[Change]:
+def _settings(today: Today, serving: Serving, flag: str, value: str | int) -> Iterator[Change]:
     fit = fit_without_speed(today.shape, serving, today.places)
     partition = _best(today, fit)
     if fit.fits(partition):
-        yield _change(today, fit, partition, f"ppdeploy_{what}", setting={"ppdeploy_vllm_args": {flag: value}})
+        what = f"{flag}: {value} in ppdeploy_vllm_args"
+        yield _change(today, fit, partition, what, setting={"ppdeploy_vllm_args": {flag: value}})
 
 
 def _shorter(today: Today) -> Iterator[Change]:
@@ -143,7 +142,7 @@ def _quantised(today: Today, name: str, share: float) -> Iterator[Change]:
     fit = fit_without_speed(shape, today.serving, today.places)
     partition = _best(today, fit)
     if fit.fits(partition):
-        yield _change(today, fit, partition, f"ppdeploy_model: {name}", estimate=True)
+        yield _change(today, fit, partition, name, estimate=True)
 
 
 def _scaled(layer: Layer, share: float) -> Layer:

@@ -199,3 +199,26 @@ def check_pipeline(pipeline: str, hosts: Sequence[str], facts: Mapping[str, Node
                 remedy="run `rm /etc/machine-id && systemd-machine-id-setup` on the clone and reboot it",
             )
         seen[machine_id] = host
+
+
+def check_cluster(pipelines: Mapping[str, Sequence[str]], facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
+    """Yield blocked findings on machines that two pipelines use under two names; `pipelines` names hosts of each.
+
+    The inventory's own names and addresses are disjoint already (`ppdeploy.spec`); only facts tell one machine.
+    """
+    seen: dict[str, tuple[str, str]] = {}
+    for pipeline, hosts in pipelines.items():
+        for host in hosts:
+            machine_id = facts[host].identity.machine_id or ""
+            other, name = seen.setdefault(machine_id, (pipeline, host)) if machine_id else (pipeline, host)
+            if other != pipeline:
+                yield Finding(
+                    id="shared-machine",
+                    verdict="blocked",
+                    pipeline=pipeline,
+                    host=host,
+                    reason=f"{host} and {name} of pipeline {other} have the same /etc/machine-id: one is a clone, or "
+                    "one machine is in two pipelines",
+                    remedy="leave the machine in one pipeline, or run `rm /etc/machine-id && systemd-machine-id-setup` "
+                    "on the clone and reboot it",
+                )

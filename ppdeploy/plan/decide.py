@@ -130,7 +130,7 @@ def _lacking(pipeline: str, fit: Fit, memory: Sequence[StageMemory], capacity: C
         verdict="blocked",
         pipeline=pipeline,
         host=row.host,
-        reason=_too_little(fit, row) + (f", and {others} more stages lack memory" if others > 0 else ""),
+        reason=_too_little(fit, row) + (f"; {others + 1} of {len(memory)} stages lack memory" if others > 0 else ""),
         remedy=_remedy(row, capacity),
     )
 

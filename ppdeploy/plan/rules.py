@@ -41,7 +41,8 @@ class Heads:
     query: int = 0
     key_value: int = 0
     linear: int = 0
-    feed_forward: int = 0
+    widths: tuple[int, ...] = ()
+    """Of the feed-forward layers: the dense ones', and that of one expert unless experts stay whole."""
     quantization_block: int = 0
 
 
@@ -142,18 +143,23 @@ def _linear_heads(s: Situation) -> Broken:
 
 
 def _width(s: Situation) -> Broken:
-    return _indivisible(s.heads.feed_forward, s)
+    return next((f"{width} by {s.tensor_parallel_size}" for width in s.heads.widths if _left(width, s)), False)
 
 
 def _quantization_block(s: Situation) -> Broken:
-    block, width, tp = s.heads.quantization_block, s.heads.feed_forward, s.tensor_parallel_size
-    if not block or not width or width % tp or width // tp % block == 0:
-        return False
-    return f"{width} columns on {tp} GPUs are {width // tp} on each, and a block has {block}"
+    block, tp = s.heads.quantization_block, s.tensor_parallel_size
+    for width in s.heads.widths if block else ():
+        if not _left(width, s) and width // tp % block:
+            return f"{width} columns on {tp} GPUs are {width // tp} on each, and a block has {block}"
+    return False
+
+
+def _left(size: int, s: Situation) -> int:
+    return size % s.tensor_parallel_size
 
 
 def _indivisible(size: int, s: Situation) -> Broken:
-    return f"{size} by {s.tensor_parallel_size}" if size % s.tensor_parallel_size else False
+    return f"{size} by {s.tensor_parallel_size}" if _left(size, s) else False
 
 
 def _no_pipeline(s: Situation) -> Broken:
@@ -379,7 +385,7 @@ RULES: tuple[Rule, ...] = (
         "tp-quantization-block",
         _quantization_block,
         "a GPU's part of a quantised matrix must be whole blocks ({})",
-        OTHER_TP,
+        OTHER_TP + "; where it is the experts' width, enable-expert-parallel: true in ppdeploy_vllm_args helps too",
         "vLLM 0.32.0, vllm/model_executor/layers/quantization/utils/fp8_utils.py, validate_fp8_block_shape",
     ),
     Rule(

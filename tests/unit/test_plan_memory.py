@@ -12,7 +12,7 @@ from ppdeploy.plan.memory import GIB, Place, Serving, Sizes
 from ppdeploy.plan.scheduler import batch_default, batch_flags, kv_value_bytes, serving_of
 from tests.factories_model import make_shape
 
-MEASURED = {
+MEASURED: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_size": 5120,

@@ -29,7 +29,7 @@ def situation(**changes: Any) -> Situation:
         "env": {},
         "architecture": "Qwen3ForCausalLM",
         "dtype": "bfloat16",
-        "heads": Heads(query=64, key_value=8, feed_forward=25600),
+        "heads": Heads(query=64, key_value=8, widths=(25600,)),
         "gpus": {"node1": gpu(), "node2": gpu()},
     }
     return Situation(**{**values, **changes})
@@ -54,8 +54,11 @@ BROKEN: list[tuple[str, Mapping[str, Any]]] = [
     ("tp-heads", {"tensor_parallel_size": 3, "heads": Heads(query=64)}),
     ("tp-kv-heads", {"tensor_parallel_size": 6, "heads": Heads(key_value=8)}),
     ("tp-linear-heads", {"tensor_parallel_size": 3, "heads": Heads(linear=16)}),
-    ("tp-width", {"tensor_parallel_size": 3, "heads": Heads(feed_forward=25600)}),
-    ("tp-quantization-block", {"tensor_parallel_size": 8, "heads": Heads(feed_forward=1536, quantization_block=128)}),
+    ("tp-width", {"tensor_parallel_size": 3, "heads": Heads(widths=(25600,))}),
+    (
+        "tp-quantization-block",
+        {"tensor_parallel_size": 8, "heads": Heads(widths=(12288, 1536), quantization_block=128)},
+    ),
     ("pp-architecture", {"architecture": "Gemma3nForCausalLM"}),
     ("pp-architecture-unknown", {"architecture": "FooForCausalLM"}),
     ("gpu-too-old", {"gpus": {"node1": gpu((6, 1))}}),

@@ -1,0 +1,52 @@
+"""What the rules look at, from spec, facts and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from packaging.version import Version
+
+from ppdeploy.facts import NodeFacts
+from ppdeploy.model import ModelShape
+from ppdeploy.plan.devices import lowest_gpu
+from ppdeploy.plan.layout import Layout
+from ppdeploy.plan.rules import Heads, Situation
+from ppdeploy.spec import PipelineSpec
+
+
+def situation_of(
+    spec: PipelineSpec, shape: ModelShape, layout: Layout, facts: Mapping[str, NodeFacts], version: Version
+) -> Situation:
+    """Return what the rules look at for one pipeline."""
+    wants = spec.vars
+    on_gpus = wants.device == "cuda"
+    latent = any(layer.attention == "mla" for layer in shape.layers)
+    return Situation(
+        pipeline=spec.name,
+        device=wants.device,
+        vllm_version=version,
+        nodes=len(spec.hosts),
+        tensor_parallel_size=layout.tensor_parallel_size,
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+        vllm_args=wants.vllm_args,
+        env=wants.env,
+        architecture=shape.architectures[0],
+        quantization=shape.quantization,
+        dtype=shape.dtype or "unknown",
+        heads=Heads(
+            query=shape.num_attention_heads,
+            # MLA keeps one latent, which every GPU has in full.
+            key_value=0 if latent else shape.num_key_value_heads,
+            linear=shape.linear_key_heads,
+            widths=_widths(shape, experts_whole=wants.vllm_args.get("enable-expert-parallel") is True),
+            quantization_block=shape.quantization_block or 0,
+        ),
+        gpus={host.name: lowest_gpu(facts[host.name], layout.ranks_per_node) for host in spec.hosts} if on_gpus else {},
+    )
+
+
+def _widths(shape: ModelShape, *, experts_whole: bool) -> tuple[int, ...]:
+    """Return the widths of feed-forward layers that tensor parallelism divides."""
+    dense = any(not layer.experts for layer in shape.layers)
+    expert = None if experts_whole else shape.moe_intermediate_size
+    return tuple(width for width in (shape.intermediate_size if dense else None, expert) if width)
