@@ -178,6 +178,9 @@ def _obey_operator(head: Head, room: Room) -> Head:
     command, record = room.local.command, head.record
     if command.serial <= record.serial:
         return head
+    if command.verb != STOP and record.launched and (room.local.disk_problem or room.local.storage_problem):
+        # What cannot be stored cannot be launched: ending what runs now would leave nothing. It is obeyed later.
+        return head
     record = replace(record, serial=command.serial)
     if command.verb == STOP:
         head = replace(head, record=replace(record, wanted=STOP))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -46,8 +46,8 @@ class Gang:
     key: str = field(default_factory=lambda: secrets.token_hex(32))
     machine_ids: dict[str, str] = field(default_factory=dict)
     #: Tokens of a request that is still under way when a fault strikes, and of one that ends within the drain.
-    long_request: int = 3000
-    short_request: int = 200
+    long_request: ClassVar[int] = 3000
+    short_request: ClassVar[int] = 200
 
     @property
     def nodes(self) -> list[str]:
@@ -290,8 +290,8 @@ class Gang:
 class VllmGang(Gang):
     """The same with real vLLM ranks on a tiny model, set up by `ppdeploy apply` as anyone would."""
 
-    long_request = 900
-    short_request = 100
+    long_request: ClassVar[int] = 900
+    short_request: ClassVar[int] = 100
 
     @property
     def model(self) -> str:

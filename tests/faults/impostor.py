@@ -1,7 +1,7 @@
 """Answers in an agent's place, on its host: runs there with the host's own Python, not under pytest.
 
-`record` keeps one genuine answer; `replay` gives it to every question, `forge` changes it, `endless` never stops,
-`drip` sends a byte now and then. Each lasts ten seconds.
+`record` keeps one genuine answer; `replay` gives it to every question, `forge` changes it, `endless` never stops. Each
+lasts ten seconds.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ def answer(client: socket.socket) -> None:
         client.sendall(genuine)
     elif MODE == "forge":
         client.sendall(genuine.replace(b'"running"', b'"absent" '))
-    elif MODE == "endless":
+    else:
         while True:
             client.sendall(bytes(65536))
-    else:
-        for byte in genuine[:4]:
-            client.sendall(bytes([byte]))
-            time.sleep(0.5)
 
 
 def main() -> None:

@@ -296,6 +296,23 @@ def test_a_full_disk_stops_nothing_that_runs_and_starts_nothing_new() -> None:
     assert _seconds(world, _serving(world), 60.0) < LOAD + 15.0
 
 
+def test_a_restart_waits_for_a_disk_that_can_store_what_comes_after_it_and_a_stop_does_not() -> None:
+    world = _gang(2)
+    node = world.nodes["n0"]
+    starts = dict(world.starts)
+    node.disk_full = True
+    world.order_start(node, verb="restart")
+    world.run(30.0)
+    assert world.serving_head() is node
+    assert world.starts == starts
+    node.disk_full = False
+    assert _seconds(world, lambda: world.serving_head() is None, 10.0) < 10.0
+    assert _seconds(world, _serving(world), 60.0) < LOAD + 15.0
+    node.disk_full = True
+    world.order_start(node, verb="stop")
+    assert _seconds(world, lambda: _alive(world) == 0, 30.0) < 30.0
+
+
 def test_tokens_outrank_an_agent_that_is_not_heard() -> None:
     world = _gang(2, replace(CALM, canary_idle=1.0))
     starts = dict(world.starts)
