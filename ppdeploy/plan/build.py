@@ -13,7 +13,7 @@ from ppdeploy.plan.checks import NodeSituation, check_cluster, check_node, check
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
 from ppdeploy.plan.decide import Decision, decide
 from ppdeploy.plan.fabric import Wish, choose_fabric
-from ppdeploy.plan.layout import Layout, choose_layout, default_partition
+from ppdeploy.plan.layout import choose_layout, default_partition
 from ppdeploy.plan.memory import GIB
 from ppdeploy.plan.rules import broken_rules
 from ppdeploy.plan.situation import situation_of

@@ -88,3 +88,53 @@ def test_the_longest_request_takes_all_blocks_but_no_more() -> None:
     assert kv.longest(100, 10**6) == 1600
     assert kv.longest(100, 1000) == 1000
     assert kv.longest(0, 1000) == 0
+
+
+FULL = {"kv_values": 8 * 64 * 2}
+GEMMA = {"kv_values": 4 * 256 * 2}
+
+
+@pytest.mark.parametrize(
+    ("layers", "groups", "blocks", "stages"),
+    [
+        # gpt-oss-120b: a window of 128 in every other layer.
+        (
+            [layer(attention="sliding", kv_window=128, **FULL), layer(**FULL)] * 18,
+            [18, 18],
+            3593,
+            {(0, 9): 163_840, (27, 36): 163_840},
+        ),
+        # Gemma 3 4B: five windows of 1024, one full, and four windows at the end.
+        (
+            ([layer(attention="sliding", kv_window=1024, **GEMMA)] * 5 + [layer(**GEMMA)]) * 5
+            + [layer(attention="sliding", kv_window=1024, **GEMMA)] * 4,
+            [5, 5, 5, 5, 5, 4, 5],
+            11_654,
+            {(0, 17): 196_608, (17, 34): 196_608},
+        ),
+        # Nearly as many of one kind as of the other: groups of the larger number.
+        (
+            [layer(**FULL)] * 13 + [layer(attention="sliding", kv_window=512, **FULL)] * 12,
+            [13, 12],
+            3617,
+            {(0, 10): 327_680, (10, 25): 393_216},
+        ),
+        ([layer(attention="sliding", kv_window=4096, **FULL)] * 10, [10], 1793, {(0, 4): 131_072, (4, 10): 196_608}),
+        # Three states to one attention layer, as in Qwen3-Next.
+        (
+            ([layer(attention="linear", kv_values=0, state_bytes=1_000_000)] * 3 + [layer(kv_values=2 * 256 * 2)]) * 12,
+            [12, 12, 12, 12],
+            73,
+            {(0, 20): 5_079_040, (20, 48): 7_110_656},
+        ),
+    ],
+)
+def test_groups_blocks_and_bytes_are_those_of_vllms_own_functions(
+    layers: list[Layer], groups: list[int], blocks: int, stages: dict[tuple[int, int], int]
+) -> None:
+    # Recorded from vLLM 0.32.0: get_kv_cache_groups, _project_kv_cache_groups_to_worker and _pool_bytes_per_block of
+    # vllm/v1/core/kv_cache_utils.py, with specs of these layers, 32768 tokens, 24576 of them in flight.
+    kv = layout(layers, in_flight_tokens=24_576)
+    assert sorted(len(group.layers) for group in kv.groups) == sorted(groups)
+    assert kv.blocks(32_768) == blocks
+    assert {run: kv.block_bytes(*run) for run in stages} == stages
