@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,14 +41,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def gang() -> Iterator[Gang]:
-    """A gang of two ranks on a lab of its own, with a budget that no test spends by accident."""
+    """A gang of two ranks on a lab of its own, with a budget that no test spends by accident.
+
+    With PPDEPLOY_FAULTS_KEEP the lab stays up, and a later run begins with what it finds there.
+    """
     lab = Lab(f"{default_name()}-faults")
-    lab.down()
+    keep = "PPDEPLOY_FAULTS_KEEP" in os.environ
     settings = {"budget": 1000, "backoff_limit": 2.0}
     found: Gang = VllmGang(lab, settings=settings) if REAL else Gang(lab, settings=settings)
     try:
-        found.install()
+        if not (keep and lab.status().phase == "up"):
+            lab.down()
+            found.install()
         found.wait(found.healthy, PATIENCE)
         yield found
     finally:
-        lab.down()
+        if not keep:
+            lab.down()
