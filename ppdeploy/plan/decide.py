@@ -17,6 +17,7 @@ from ppdeploy.plan.load import Loads
 from ppdeploy.plan.memory import GIB, Place, Serving, Sizes
 from ppdeploy.plan.orders import MOST_NODES, Orders
 from ppdeploy.plan.scheduler import batch_default, batch_flags, serving_of
+from ppdeploy.plan.speed import StageLoad
 from ppdeploy.plan.split import Cost, costs, smallest_maximum
 from ppdeploy.plan.types import Capacity, Finding, Goal, StageMemory
 from ppdeploy.spec import HostVars, PipelineSpec
@@ -33,6 +34,8 @@ class Decision:
     serving: Serving
     places: tuple[Place, ...]
     gpus: tuple[Gpu, ...]
+    loads: tuple[StageLoad, ...]
+    """What each stage reads and computes, for predictions of speed."""
     memory: tuple[StageMemory, ...]
     capacity: Capacity
     flags: dict[str, int]
@@ -112,6 +115,7 @@ def decide(
         serving=serving,
         places=places,
         gpus=gpus,
+        loads=tuple(loads.load(gpus[row.stage], row.first_layer, row.first_layer + row.layers) for row in memory),
         memory=memory,
         capacity=capacity,
         flags=batch_flags(defaults, wants.vllm_args),

@@ -12,6 +12,7 @@ from ppdeploy.plan.gpus import Gpu, cpu_device, custom_gpu, find_gpu
 from ppdeploy.plan.layout import Layout
 from ppdeploy.plan.memory import CUDA_CONTEXT_BYTES, GIB, NCCL_BYTES, Place
 from ppdeploy.plan.rules import HostGpus
+from ppdeploy.plan.support import UNKNOWN_CAPABILITY, Capability
 from ppdeploy.spec import HostVars
 
 MIB = 2**20
@@ -157,6 +158,10 @@ def lowest_gpu(facts: NodeFacts, count: int) -> HostGpus:
     return HostGpus(name=least.name, capability=_capability(least), driver=least.driver_version)
 
 
-def _capability(gpu: GpuFacts) -> tuple[int, int]:
-    major, _, minor = (gpu.compute_capability or "0.0").partition(".")
+def _capability(gpu: GpuFacts) -> Capability:
+    """Return what the driver says, else what the table does; UNKNOWN_CAPABILITY when neither says anything."""
+    if gpu.compute_capability is None:
+        found = find_gpu(gpu.name, gpu.memory_total_mib * MIB)
+        return found.capability if found else UNKNOWN_CAPABILITY
+    major, _, minor = gpu.compute_capability.partition(".")
     return int(major), int(minor or 0)

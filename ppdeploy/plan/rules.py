@@ -212,8 +212,8 @@ def _mixed_gpus(s: Situation) -> Broken:
     return ", ".join(f"{host} {capability_text(gpu.capability)}" for host, gpu in s.gpus.items())
 
 
-def _below(s: Situation, least: Capability, known: Capability = (0, 0)) -> dict[str, str]:
-    """Return the hosts with a GPU below a capability, but for those below `known`, which another rule names."""
+def _below(s: Situation, least: Capability, known: Capability = (1, 0)) -> dict[str, str]:
+    """Return the hosts with a GPU below a capability, but for those below `known`: unknown, or another rule's."""
     return {
         host: f"{gpu.name} (compute capability {capability_text(gpu.capability)})"
         for host, gpu in s.gpus.items()

@@ -9,6 +9,9 @@ from importlib import resources
 Capability = tuple[int, int]
 """CUDA compute capability, such as (8, 9)."""
 
+UNKNOWN_CAPABILITY: Capability = (0, 0)
+"""Neither the driver nor the table of GPUs says; no rule applies."""
+
 OLDEST_CAPABILITY: Capability = (7, 5)
 """CUDA 13, which the wheels of the pinned vLLM are built with, compiles for Turing and newer."""
 

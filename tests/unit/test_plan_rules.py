@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 
 from ppdeploy.plan.rules import RULES, Heads, HostGpus, Situation, broken_rules
-from ppdeploy.plan.support import MIN_CAPABILITY, pipeline_support
+from ppdeploy.plan.support import MIN_CAPABILITY, UNKNOWN_CAPABILITY, pipeline_support
 from tests.unit.cli_support import Command
 
 
@@ -118,6 +118,7 @@ def test_every_rule_has_a_case_here_a_source_and_an_id_of_its_own() -> None:
         {"vllm_args": speculative("eagle3"), "architecture": "LlamaForCausalLM"},
         {"pipeline_parallel_size": 1, "nodes": 1, "vllm_args": {"enable-dbo": True}},
         {"pipeline_parallel_size": 1, "nodes": 1, "architecture": "Gemma3nForCausalLM"},
+        {"gpus": {"node1": gpu(UNKNOWN_CAPABILITY), "node2": gpu(UNKNOWN_CAPABILITY)}, "quantization": "mxfp4"},
         {"tensor_parallel_size": 16, "heads": Heads(query=64, key_value=8)},
         {"gpus": OLD, "vllm_args": {"dtype": "half", "attention-backend": "TRITON_ATTN"}},
         {"gpus": OLD, "quantization": "awq", "dtype": "float16", "vllm_args": {"attention-backend": "TRITON_ATTN"}},
