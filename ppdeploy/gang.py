@@ -19,7 +19,7 @@ NOT_INSTALLED = "not installed"
 
 #: How a change to the phase `stopping` reads when nothing failed.
 _NO_FAILURE = re.compile(
-    r"^first generation|^heard of generation|by the operator\b| is the head now$|has not confirmed that its rank is gone"
+    r"^first generation|^heard of generation|by the operator\b| is the head now$|has not confirmed that its rank is"
 )
 _NOT_LEADING = ("worker", "retired")
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ppdeploy.cli.forgetting import Forget, Yes, confirm_forgotten
 from ppdeploy.cli.options import (
     DEFAULT_INVENTORY,
     AskBecomePass,
@@ -45,6 +46,8 @@ def apply(
     tags: Tags = None,
     check: Annotated[bool, typer.Option("--check", help="Say what would change, and change nothing.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show how files change.")] = False,
+    forget: Forget = None,
+    yes: Yes = False,
     extra_vars: ExtraVars = None,
     as_json: Json = False,
     verbose: Verbose = 0,
@@ -53,7 +56,12 @@ def apply(
     vault_password_files: VaultPasswordFiles = None,
     vault_ids: VaultIds = None,
 ) -> None:
-    """Set up every node, run the pipelines, and prove that they serve. A second time it changes nothing."""
+    """Set up every node, run the pipelines, and prove that they serve. A second time it changes nothing.
+
+    A dead node that was taken out of the inventory, or whose machine was replaced, is named with --forget: the gang
+    would wait for its word that its rank is gone.
+    """
+    confirm_forgotten(forget, yes=yes)
     if check and tags and "smoke" in tags.split(","):
         raise InputError(
             "check mode asks no pipeline for a completion",
@@ -72,15 +80,18 @@ def apply(
         vault_password_files=vault_password_files,
         vault_ids=vault_ids,
     )
-    apply_cluster(Request(inventory, options, ask_become_pass, as_json))
+    apply_cluster(Request(inventory, options, ask_become_pass, as_json), forget=forget or ())
 
 
-def apply_cluster(request: Request, *, hints: bool = True) -> list[dict[str, Any]]:
-    """Run the whole play, print what it came to and, with `hints`, what to do next; return each pipeline's summary."""
+def apply_cluster(request: Request, *, hints: bool = True, forget: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Run the whole play, print what it came to and, with `hints`, what to do next; return each pipeline's summary.
+
+    `forget` names removed nodes whose ranks are known to be dead.
+    """
     session = open_session(request)
     session.check_models()
     with cluster_lock(request.inventory, "apply"):
-        result = session.run(plays.SITE, events=True)
+        result = session.run(plays.SITE, events=True, values={plays.FORGET: list(forget)} if forget else None)
     summaries = _finish(session, result, "apply")
     if not request.as_json:
         if request.options.check:

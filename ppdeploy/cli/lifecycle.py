@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
 
+from ppdeploy.cli.forgetting import Forget, Yes, confirm_forgotten
 from ppdeploy.cli.options import (
     DEFAULT_INVENTORY,
     AskBecomePass,
@@ -22,9 +22,8 @@ from ppdeploy.cli.options import (
     Verbose,
     play_options,
 )
-from ppdeploy.cli.output import print_json, print_report, say
+from ppdeploy.cli.output import print_json, print_report
 from ppdeploy.cli.session import Session, open_session
-from ppdeploy.errors import InputError
 from ppdeploy.gang_report import duration
 from ppdeploy.run import RunResult, cluster_lock, plays
 
@@ -32,15 +31,6 @@ from ppdeploy.run import RunResult, cluster_lock, plays
 RESULT_SCHEMA = 2
 
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Leave the word and return; `ppdeploy status` tells the rest.")]
-Forget = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--forget",
-        metavar="NODE",
-        help="Wait no more for this removed node: you say that its rank is dead. It is not contacted. Repeatable.",
-    ),
-]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer the question of --forget with yes.")]
 
 
 def start(
@@ -109,24 +99,6 @@ def restart(
     _run(Request(inventory, options, ask_become_pass, as_json), "restart", {plays.WAIT: not no_wait})
 
 
-def confirm_forgotten(names: list[str] | None, *, yes: bool) -> None:
-    """Ask whether the ranks of nodes to forget are dead; InputError where the answer is no or nobody can give it."""
-    if not names:
-        return
-    told = ", ".join(names)
-    say(
-        f"--forget {told}: you say that the rank on {told} is dead and stays dead: its machine is off or gone."
-        " If it still runs, two generations run at once."
-    )
-    if yes:
-        return
-    remedy = "see that the machine is off, and add --yes"
-    if not sys.stdin.isatty():
-        raise InputError("nobody is here to confirm that its rank is dead", where=f"--forget {told}", remedy=remedy)
-    if not typer.confirm("Is it dead?", default=False, err=True):
-        raise InputError("its rank may be alive, so nothing was done", where=f"--forget {told}", remedy=remedy)
-
-
 def _run(request: Request, verb: str, values: Mapping[str, Any]) -> None:
     session = open_session(request)
     with cluster_lock(request.inventory, verb):
@@ -147,8 +119,8 @@ def _run(request: Request, verb: str, values: Mapping[str, Any]) -> None:
         print_json(document, session.redactor, line=True)
     else:
         for outcome in outcomes:
-            # Where it did not come true, the error below tells why.
-            if outcome["reached"] is not False:
+            # Where it did not come true, or came to nothing, the error below tells why.
+            if outcome["reached"] or (not outcome["waited"] and result.status == "ok"):
                 print_report(session.redactor.text(_sentence(outcome)))
     result.raise_for_status()
 

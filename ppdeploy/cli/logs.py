@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from ppdeploy.cli.options import (
@@ -25,7 +24,7 @@ from ppdeploy.cli.options import (
     VaultPasswordFiles,
     play_options,
 )
-from ppdeploy.cli.output import print_json, say
+from ppdeploy.cli.output import Out, print_json, say
 from ppdeploy.cli.session import Session, open_session
 from ppdeploy.errors import InputError, PpdeployError, UnreachableError
 from ppdeploy.gang_report import duration
@@ -266,7 +265,7 @@ class _Printer:
         hosts = [host for hosts in session.inventory.pipelines.values() for host in hosts]
         self._width = max(map(len, hosts), default=0)
         self._colours = {host: _COLOURS[place % len(_COLOURS)] for place, host in enumerate(hosts)}
-        self._console = Console(highlight=False)
+        self._console = Out(highlight=False)
         self._day = ""
 
     def lines(self, lines: list[Line]) -> None:

@@ -17,6 +17,14 @@ from ppdeploy.run import Redactor
 _FILE_WIDTH = 160
 
 
+class Out(Console):
+    """A console on stdout that lets a closed pipe be a closed pipe: rich would end the command with code 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave the end to `main`, which ends quietly: whoever read our output has enough."""
+        raise BrokenPipeError
+
+
 def program() -> str:
     """Return how this command is called here: by name where the shell finds it, else by its path, as in a new .venv."""
     called = Path(sys.argv[0])
@@ -25,9 +33,9 @@ def program() -> str:
 
 def print_report(*parts: RenderableType) -> None:
     """Print tables and text on stdout."""
-    console = Console(highlight=False)
+    console = Out(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_FILE_WIDTH)
+        console = Out(highlight=False, width=_FILE_WIDTH)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str), markup=False)
 

@@ -26,6 +26,7 @@ CHECK = Failure("node1", "Check it", "task", "port taken", role=plays.CHECK_ROLE
 LOGIN = Failure("node1", "Ask", "login", "sudo asks for a password there")
 GONE = Failure("node2", "Ask", "unreachable", "it does not answer")
 HERE = Failure("node2", "Ask", "controller", "this machine has no ssh client")
+SERVES_NOT = Failure("node1", plays.SERVES_NOT_TASK, "task", "waiting: x", action="ansible.builtin.assert")
 SMOKE = Failure("node1", "Fail where", "task", "it does not serve", play=plays.SMOKE_PLAY)
 PLAN = Failure("node1", plays.PLAN_TASK, "task", "two hosts have one address (x): change it")
 
@@ -51,6 +52,9 @@ def result(*failures: Failure, changed: int = 0, **more: Any) -> RunResult:
         ((GONE, TASK), 3, UnreachableError),
         ((GONE, HERE), 0, InputError),
         ((SMOKE,), 5, ServingError),
+        ((SERVES_NOT,), 1, ServingError),
+        ((SERVES_NOT,), 0, ServingError),
+        ((SERVES_NOT, GONE), 1, UnreachableError),
         ((PLAN,), 0, InputError),
     ],
 )
@@ -188,15 +192,16 @@ def test_a_long_message_keeps_its_first_line() -> None:
 
 
 def test_the_playbooks_have_the_names_that_we_look_for() -> None:
-    texts = [path.read_text() for path in (data_root() / "playbooks").rglob("*.yml")]
+    folders = [data_root() / "playbooks", data_root() / "roles" / "vllm_rank"]
+    texts = [path.read_text() for folder in folders for path in folder.rglob("*.yml")]
     named = {name.strip() for text in texts for name in re.findall(r"name: (.+)", text)}
-    assert {plays.FACTS_TASK, plays.VALUES_TASK, plays.PLAN_TASK, plays.SMOKE_PLAY} <= named
+    assert {plays.VALUES_TASK, plays.PLAN_TASK, plays.SMOKE_PLAY, plays.SERVES_NOT_TASK, *plays.KEPT_TASKS} <= named
     assert (data_root() / "roles" / plays.CHECK_ROLE / "tasks" / "main.yml").is_file()
-    for playbook in (plays.SITE, plays.FACTS, plays.SMOKE):
+    for playbook in (plays.SITE, plays.FACTS, plays.SMOKE, plays.STATUS, plays.LOGS):
         assert (data_root() / playbook).is_file()
     variables = "\n".join(texts)
-    for variable in (plays.VALUES, plays.PLAN, plays.SMOKE_REPORTS, plays.SERVES_AGAIN):
-        assert re.search(rf"^\s+{variable}: ", variables, re.MULTILINE), variable
+    for variable in (plays.VALUES, plays.PLAN, plays.SMOKE_REPORTS, plays.SERVES_AGAIN, plays.FORGET, plays.WAIT):
+        assert re.search(rf"^\s*{variable}: ", variables, re.MULTILINE), variable
 
 
 def test_a_run_without_any_event_is_wrong_input() -> None:
