@@ -158,7 +158,9 @@ def still(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(*lines: tuple[float, str], cursor: str | None = "s=1", **changes: Any) -> dict[str, Any]:
     """Return what a node's journal told just now; lines are seconds ago and message."""
-    shown = [{"time": CLOCK - ago, "unit": "rank", "priority": 6, "pid": 4, "message": message} for ago, message in lines]
+    shown = [
+        {"time": CLOCK - ago, "unit": "rank", "priority": 6, "pid": 4, "message": message} for ago, message in lines
+    ]
     return {"lines": shown, "left_out": 0, "more": False, "cursor": cursor, "time": [CLOCK, CLOCK], **changes}
 
 
