@@ -109,7 +109,7 @@ class Quantisation:
     """What a checkpoint's quantisation does to each part of the model."""
 
     method: str | None
-    """As in config.json, in small letters; None: not quantised."""
+    """As vLLM names it, which is mostly what config.json says in small letters; None: not quantised."""
     default: Format | None = None
     """Of every linear layer that nothing else is said of; None: only of those named."""
     named: tuple[tuple[Names, Format | None], ...] = ()
@@ -233,15 +233,15 @@ def read_quantisation(values: Mapping[str, Any] | None, where: str) -> Quantisat
     if not values:
         return Quantisation(method=None)
     settings = _Settings(values, where)
-    method = values.get("quant_method") or values.get("quant_algo")
+    method = values.get("quant_method")
     if method is not None and not isinstance(method, str):
         raise settings.wrong("quant_method", "a word")
+    if not method and "quant_algo" in values:
+        method = "modelopt"
     method = (method or ("compressed-tensors" if "config_groups" in values else "unknown")).lower()
     for names, reader in _READERS:
         if method in names:
             return reader(settings, method)
-    if "quant_algo" in values:
-        return _modelopt(settings, method)
     guess = Format(settings.bits(8), group=-1)
     return Quantisation(method, guess, ignored=settings.ignored("modules_to_not_convert", "ignore"), known=False)
 
@@ -336,6 +336,11 @@ def _compressed_format(weights: _Settings, form: Any) -> Format:
 
 
 def _modelopt(settings: _Settings, method: str) -> Quantisation:
+    algorithm = str(settings.values.get("quant_algo", "")).upper()
+    # vLLM's own names for what NVIDIA's tool calls by one.
+    kinds = (("MIXED", "_mixed"), ("FP4", "_fp4"), ("MXFP8", "_mxfp8"))
+    if method == "modelopt":
+        method += next((ending for word, ending in kinds if word in algorithm), "")
     if settings.values.get("config_groups") is not None:
         return _compressed(settings, method)
     ignored = settings.ignored("exclude_modules", "ignore", "modules_to_not_convert")
@@ -353,6 +358,8 @@ def _modelopt(settings: _Settings, method: str) -> Quantisation:
 
 def _modelopt_format(settings: _Settings) -> Format | None:
     algorithm = str(settings.values.get("quant_algo", settings.values.get("quant_method", ""))).upper()
+    if "MXFP8" in algorithm:
+        return Format(8, group=32, scale_bytes=1)
     if "FP4" in algorithm:
         return Format(4, group=settings.group(16), scale_bytes=1, per_matrix=8)
     if algorithm.startswith("FP8"):
@@ -384,7 +391,7 @@ _READERS = (
     (("awq", "awq_marlin"), _awq),
     (("gptq", "gptq_marlin", "auto-round", "auto_round", "intel/auto-round"), _gptq),
     (("compressed-tensors", "compressed_tensors"), _compressed),
-    (("modelopt", "modelopt_fp4", "modelopt_mixed"), _modelopt),
+    (("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"), _modelopt),
     (("mxfp4",), _mxfp4),
     (("bitsandbytes",), _bitsandbytes),
 )
