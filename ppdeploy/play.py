@@ -18,7 +18,7 @@ from ppdeploy.facts import NodeFacts
 from ppdeploy.paths import cache_dir
 from ppdeploy.plan import Plan, build_plan, facts_request
 from ppdeploy.plan.types import NodePlan, PipelinePlan
-from ppdeploy.render import complete, file_path, release_folder, release_json, template_values
+from ppdeploy.render import complete, file_path, release_folder, release_json, sidecar_values, template_values
 from ppdeploy.smoke import judge, side_by_side
 from ppdeploy.sources import ModelSource, resolve_source
 from ppdeploy.spec import PipelineSpec, Spec, example_problems, raise_problems, spec_from_values
@@ -142,6 +142,7 @@ def node_slice(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release
         "current_release": (state.current if state else None) or "",
         "files": [file_path(pipeline, file) for file in node.files],
         "node": template_values(pipeline, node, release_text),
+        "sidecars": [sidecar_values(node, sidecar.name) for sidecar in node.sidecars],
     }
 
 

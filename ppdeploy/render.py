@@ -66,7 +66,11 @@ def render_node(plan: Plan, host: str) -> dict[str, str]:
     """Return the text of every file of a node by its absolute path."""
     pipeline, node = plan.node(host)
     values = template_values(pipeline, node)
-    return {file_path(pipeline, file): render(file.template, values) for file in node.files}
+    texts = {}
+    for file in node.files:
+        one = {**values, "sidecar": sidecar_values(node, file.sidecar)} if file.sidecar else values
+        texts[file_path(pipeline, file)] = render(file.template, one)
+    return texts
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -100,6 +104,18 @@ def template_values(pipeline: PipelinePlan, node: NodePlan, release: str | None 
     return {
         **_file_values(pipeline, node),
         "release_json": release_json(pipeline) if release is None else release,
+    }
+
+
+def sidecar_values(node: NodePlan, name: str) -> dict[str, Any]:
+    """Return what a sidecar's template prints, as `node.sidecar`."""
+    sidecar = next(one for one in node.sidecars if one.name == name)
+    return {
+        "name": sidecar.name,
+        "unit": sidecar.unit,
+        "exec_start": " ".join(exec_word(word) for word in sidecar.argv),
+        # Quoted as a whole (systemd.exec(5), Environment=); specifiers are expanded in it, so % is doubled.
+        "env_lines": [exec_word(f"{key}={value}").replace("$$", "$") for key, value in sorted(sidecar.env.items())],
     }
 
 
@@ -184,7 +200,9 @@ def _work(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release: str
     missing = {
         file.path
         for file in node.files
-        if not _same(existing.get(file_path(pipeline, file)), file, _sha256(render(file.template, values)))
+        # The role sidecars keeps those; they never make a rank start anew.
+        if not file.sidecar
+        and not _same(existing.get(file_path(pipeline, file)), file, _sha256(render(file.template, values)))
     }
     switch = state is None or state.current != pipeline.release or not _linked(existing, pipeline) or _unread(state)
     running = state is not None and _runs(state, pipeline.release)

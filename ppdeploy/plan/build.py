@@ -12,10 +12,12 @@ from ppdeploy.facts import NodeFacts
 from ppdeploy.plan.checks import NodeSituation, check_cluster, check_node, check_pipeline
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
 from ppdeploy.plan.decide import Decision, decide
+from ppdeploy.plan.devices import cuda_bytes
 from ppdeploy.plan.fabric import Wish, choose_fabric
 from ppdeploy.plan.layout import choose_layout, default_partition
 from ppdeploy.plan.memory import GIB
 from ppdeploy.plan.rules import broken_rules
+from ppdeploy.plan.sidecars import plan_sidecars, sidecar_file
 from ppdeploy.plan.situation import situation_of
 from ppdeploy.plan.types import (
     Environment,
@@ -121,6 +123,17 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
         directory=f"{wants.models_dir}/{source.directory_name}",
     )
     served = wants.served_model_name or source.name
+    sidecars = {
+        host.name: plan_sidecars(
+            host.vars.sidecars,
+            host=host.name,
+            device=wants.device,
+            vllm=f"{environment.directory}/bin/vllm",
+            gpu_bytes=[cuda_bytes(gpu) for gpu in facts[host.name].gpus],
+            host_bytes=facts[host.name].memory.total_bytes,
+        )
+        for host in spec.hosts
+    }
     nodes = []
     for rank, host in enumerate(spec.hosts):
         devices = tuple(range(layout.ranks_per_node)) if wants.device == "cuda" else ()
@@ -166,7 +179,8 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
                 nccl_env=nccl_env(fabric[host.name].interface),
                 peers=tuple(fabric[other].address for other in hosts if other != host.name),
                 ports=(wants.api_port, wants.master_port) if rank == 0 else (),
-                files=_files(),
+                files=(*_files(), *(sidecar_file(sidecar) for sidecar in sidecars[host.name])),
+                sidecars=sidecars[host.name],
                 work=Work(
                     install_venv=not _venv_installed(facts[host.name], environment),
                     place_model=not _model_placed(facts[host.name], model),
@@ -291,6 +305,7 @@ def _findings(
             models_dir=wants.models_dir,
             unit=node.unit,
             gpus_needed=layout.ranks_per_node,
+            sidecar_ports={sidecar.port: sidecar.unit for sidecar in node.sidecars},
         )
         findings += check_node(situation, node.host)
     return findings
@@ -301,7 +316,11 @@ def facts_request(spec: Spec) -> dict[str, dict[str, object]]:
     return {
         host.name: {
             "paths": [ROOT, pipeline.vars.models_dir],
-            "ports": [pipeline.vars.api_port, pipeline.vars.master_port],
+            "ports": [
+                pipeline.vars.api_port,
+                pipeline.vars.master_port,
+                *(sidecar.port for sidecar in host.vars.sidecars),
+            ],
             "pipelines": [pipeline.name],
             "models_dir": pipeline.vars.models_dir,
         }

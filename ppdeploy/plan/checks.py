@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from packaging.version import Version
 
@@ -35,6 +35,8 @@ class NodeSituation:
     models_dir: str
     unit: str
     gpus_needed: int
+    sidecar_ports: Mapping[int, str] = field(default_factory=dict)
+    """Unit of the sidecar that is to have each port."""
 
 
 NodeCheck = Callable[[NodeSituation], tuple[str, str] | None]
@@ -92,9 +94,11 @@ def _tools(s: NodeSituation) -> tuple[str, str] | None:
 
 def _ports(s: NodeSituation) -> tuple[str, str] | None:
     wanted = {s.api_port: "ppdeploy_api_port", s.master_port: "ppdeploy_master_port"} if s.node_rank == 0 else {}
+    owners = {**dict.fromkeys(wanted, s.unit), **s.sidecar_ports}
+    wanted |= dict.fromkeys(s.sidecar_ports, "the port in ppdeploy_sidecars")
     for listener in s.facts.listeners:
         variable = wanted.get(listener.port)
-        if variable and listener.unit != s.unit:
+        if variable and listener.unit != owners[listener.port]:
             who = listener.command or listener.process or "another program"
             pid = f", pid {listener.pid}" if listener.pid else ""
             return (

@@ -7,13 +7,14 @@ from math import ceil, floor
 
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import Gpu as GpuFacts
-from ppdeploy.facts import NodeFacts
+from ppdeploy.facts import GpuProcess, NodeFacts
 from ppdeploy.plan.gpus import Gpu, cpu_device, custom_gpu, find_gpu
 from ppdeploy.plan.layout import Layout
 from ppdeploy.plan.memory import CUDA_CONTEXT_BYTES, GIB, NCCL_BYTES, Place
 from ppdeploy.plan.rules import HostGpus
+from ppdeploy.plan.sidecars import taken_bytes
 from ppdeploy.plan.support import UNKNOWN_CAPABILITY, Capability
-from ppdeploy.spec import HostVars
+from ppdeploy.spec import HostVars, Sidecar
 
 MIB = 2**20
 
@@ -47,8 +48,8 @@ def others_bytes(gpu: GpuFacts, unit: str) -> int:
     What the driver lists by process, and what it counts beside them (screens). Coarse on purpose: the share of the
     memory is part of a release, which must not change with every megabyte, nor because the rank itself runs.
     """
-    own = [process for process in gpu.processes if process.unit == unit]
-    listed = sum(process.memory_mib or 0 for process in gpu.processes if process.unit != unit)
+    own = [process for process in gpu.processes if _is_ours(process, unit)]
+    listed = sum(process.memory_mib or 0 for process in gpu.processes if not _is_ours(process, unit))
     unlisted = 0
     if gpu.memory_used_mib is not None and all(process.memory_mib is not None for process in gpu.processes):
         unlisted = max(gpu.memory_used_mib - listed - sum(process.memory_mib or 0 for process in own), 0)
@@ -56,7 +57,17 @@ def others_bytes(gpu: GpuFacts, unit: str) -> int:
     return ceil(used / GIB) * GIB if used >= IGNORED_BYTES else 0
 
 
-def utilization(gpus: Sequence[GpuFacts], unit: str) -> float:
+def _is_ours(process: GpuProcess, unit: str) -> bool:
+    # What sidecars may take is known from the inventory.
+    return process.unit == unit or (process.unit or "").startswith("ppdeploy-sidecar@")
+
+
+def used_bytes(gpu: GpuFacts, unit: str, sidecars: Sequence[Sidecar]) -> int:
+    """Return what a GPU lacks for a rank: other programs' memory as it is, and sidecars' as they may take it."""
+    return others_bytes(gpu, unit) + taken_bytes(sidecars, gpu.index, cuda_bytes(gpu))
+
+
+def utilization(gpus: Sequence[GpuFacts], unit: str, sidecars: Sequence[Sidecar] = ()) -> float:
     """Return the share of each GPU's memory that vLLM may take: its default, less where others use some of it.
 
     One number for a node, since one process starts all its ranks. vLLM refuses to start when less than that share is
@@ -65,7 +76,7 @@ def utilization(gpus: Sequence[GpuFacts], unit: str) -> float:
     shares = []
     for gpu in gpus:
         total = cuda_bytes(gpu)
-        left = total - others_bytes(gpu, unit) - CUDA_CONTEXT_BYTES - NCCL_BYTES
+        left = total - used_bytes(gpu, unit, sidecars) - CUDA_CONTEXT_BYTES - NCCL_BYTES
         default = SHARED_UTILIZATION if gpu.memory_shared else DEFAULT_UTILIZATION
         shares.append(min(default, left / total))
     return floor(max(min(shares), 0.0) * 100 + 1e-9) / 100
@@ -96,7 +107,8 @@ def stage_places(
                 raise BlockedError(
                     "the host reports no memory", where=f"host {host}", remedy="look at /proc/meminfo there"
                 )
-            places.append(Place(host, rank, "CPU", total, 0, None, kv_bytes))
+            beside = sum(int(total * sidecar.gpu_share) for sidecar in wishes[host].sidecars)
+            places.append(Place(host, rank, "CPU", total, beside, None, kv_bytes))
             continue
         used = devices_of(facts[host], layout.ranks_per_node)
         for gpu in used:
@@ -106,11 +118,13 @@ def stage_places(
                     where=f"host {host}",
                     remedy="look at `nvidia-smi` there; a GPU in this state cannot serve",
                 )
-        share = wishes[host].gpu_memory_utilization or utilization(used, unit)
+        sidecars = wishes[host].sidecars
+        share = wishes[host].gpu_memory_utilization or utilization(used, unit, sidecars)
         for start in range(0, layout.ranks_per_node, tp):
             group = used[start : start + tp]
-            least = min(group, key=lambda gpu: cuda_bytes(gpu) - others_bytes(gpu, unit))
-            places.append(Place(host, rank, least.name, cuda_bytes(least), others_bytes(least, unit), share, kv_bytes))
+            least = min(group, key=lambda gpu: cuda_bytes(gpu) - used_bytes(gpu, unit, sidecars))
+            beside = used_bytes(least, unit, sidecars)
+            places.append(Place(host, rank, least.name, cuda_bytes(least), beside, share, kv_bytes))
     return tuple(places)
 
 

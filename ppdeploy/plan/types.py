@@ -70,7 +70,7 @@ class StageMemory(Frozen):
     gpus: int = Field(description="GPUs that share the stage (TP)")
     memory_bytes: int = Field(description="what CUDA has of one GPU; with several kinds in one stage, of the smallest")
     utilization: float | None = Field(description="share that vLLM may take; None on cpu")
-    others_bytes: int = Field(description="in use by other programs, in whole GiB")
+    others_bytes: int = Field(description="used by other programs, in whole GiB, and what sidecars may take")
     runtime_bytes: int = Field(description="CUDA context and NCCL, beside vLLM's share; on cpu the process itself")
     weight_bytes: int
     activation_bytes: int = Field(description="the most that a step needs besides")
@@ -115,6 +115,7 @@ class PlannedFile(Frozen):
 
     path: str
     template: str
+    sidecar: str = Field(default="", description="name of the sidecar that the file is for; empty: it is the rank's")
     mode: str = "0644"
     owner: str = "root"
     group: str = "root"
@@ -158,6 +159,19 @@ class Work(Frozen):
     restart: bool
 
 
+class SidecarPlan(Frozen):
+    """A second model on a node: a lone `vllm serve`, which systemd starts again by itself."""
+
+    name: str
+    unit: str
+    model: str
+    port: int
+    devices: tuple[int, ...] = Field(description="indices of its GPUs; empty on cpu")
+    memory_bytes: int = Field(description="what it may take of each of them (of the host, on cpu)")
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
 class NodePlan(Frozen):
     """All that is decided for one node of a pipeline."""
 
@@ -177,6 +191,7 @@ class NodePlan(Frozen):
     nccl_env: dict[str, str]
     peers: tuple[str, ...] = Field(description="fabric addresses of the other nodes of the pipeline")
     ports: tuple[int, ...] = Field(description="TCP ports that this node's rank listens on with a fixed number")
+    sidecars: tuple[SidecarPlan, ...] = ()
     files: tuple[PlannedFile, ...]
     work: Work
 

@@ -294,6 +294,8 @@ class _Builder:
         members = self._hosts(name, hosts, given, pending)
         if main:
             self._check_together(main, where, pending)
+        if main and members:
+            self._check_sidecars(main, members)
         if main is None or secret is None or members is None or len(self.problems) > before:
             return None
         model_pending = f"{PREFIX}model" in pending
@@ -406,6 +408,21 @@ class _Builder:
                 self._where("ppdeploy_wheelhouse_on_nodes", where),
                 "set ppdeploy_wheelhouse to the folder's absolute path on the nodes",
             )
+
+    def _check_sidecars(self, main: PipelineVars, members: Sequence[HostSpec]) -> None:
+        """Add what is wrong with the sidecars of a host beside its rank and beside each other."""
+        for index, host in enumerate(members):
+            ports = {main.api_port: "ppdeploy_api_port", main.master_port: "ppdeploy_master_port"} if index == 0 else {}
+            names: set[str] = set()
+            for sidecar in host.vars.sidecars:
+                where = self._where("ppdeploy_sidecars", f"host {host.name}")
+                if sidecar.name in names:
+                    self._add(f"two sidecars are named {sidecar.name}", where, "give each another name")
+                names.add(sidecar.name)
+                taken = ports.setdefault(sidecar.port, f"sidecar {sidecar.name}")
+                if taken != f"sidecar {sidecar.name}":
+                    what = f"sidecar {sidecar.name} and {taken} have the same port {sidecar.port}"
+                    self._add(what, where, "give each another port")
 
     # ---- telling
 

@@ -408,6 +408,24 @@ class PipelineVars(Frozen):
     )
 
 
+class Sidecar(Frozen):
+    """A second model on a host of a pipeline: one plain `vllm serve` of its own, beside the rank."""
+
+    name: Annotated[str, _matches(r"[a-z][a-z0-9-]{0,30}")] = Field(description="its unit is ppdeploy-sidecar@NAME")
+    model: NodeFolder = Field(description="folder of the checkpoint on the host")
+    port: Port = Field(description="port of its API on the host's loopback")
+    gpu_share: Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=0.9)] = Field(
+        description="share of each of its GPUs' memory (of the host's with device cpu), which the rank then leaves"
+    )
+    devices: Annotated[
+        tuple[Annotated[int, BeforeValidator(_not_bool), Field(ge=0, le=63)], ...], Field(min_length=1)
+    ] = Field(default=(0,), description="its GPUs, counted as nvidia-smi does; they share each layer")
+    max_model_len: Positive | None = Field(default=None, description="longest sequence that it accepts")
+    vllm_args: Annotated[dict[str, JsonValue], BeforeValidator(check_vllm_args)] = Field(
+        default={}, description="more options of `vllm serve`, as in ppdeploy_vllm_args"
+    )
+
+
 class HostVars(Frozen):
     """What may differ from host to host."""
 
@@ -431,6 +449,14 @@ class HostVars(Frozen):
         scope="host",
         unit="TFLOPS",
         unset="from ppdeploy's table of GPUs",
+    )
+    sidecars: tuple[Sidecar, ...] = _var(
+        "Further models on this host, each a plain `vllm serve` beside the rank, which leaves it its share of the "
+        "memory: maps with name, model (a folder on the host), port and gpu_share, and if wanted devices, "
+        "max_model_len and vllm_args.",
+        must="a list of maps such as {name: draft, model: /srv/models/draft, port: 8100, gpu_share: 0.2}",
+        scope="host",
+        default=(),
     )
     omp_threads_bind: Cores | None = _var(
         "Cores of the rank with device cpu: auto, nobind, or a list such as 0-7,16.",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ppdeploy.errors import InputError
 from ppdeploy.spec import VARIABLES, PipelineSpec, known_variable_names, spec_from_values
-from ppdeploy.spec.variables import HostVars, PipelineVars
+from ppdeploy.spec.variables import HostVars, PipelineVars, Sidecar
 
 MODEL = {"ppdeploy_model": "Qwen/Qwen3-32B"}
 
@@ -27,6 +27,8 @@ def field(name: str, value: Any) -> Any:
     pipeline = build(**{name: value})
     return getattr(pipeline.vars if name in PipelineVars.model_fields else pipeline.hosts[0].vars, name)
 
+
+SIDECAR: dict[str, Any] = {"name": "draft", "model": "/srv/draft", "port": 8100, "gpu_share": 0.2}
 
 GOOD: list[tuple[str, Any, Any]] = [
     ("model", "gpt2", "gpt2"),
@@ -62,6 +64,7 @@ GOOD: list[tuple[str, Any, Any]] = [
     ("models_dir", "/data/models", "/data/models"),
     ("hf_endpoint", "https://mirror.example", "https://mirror.example"),
     ("goal", "context", "context"),
+    ("sidecars", [SIDECAR], (Sidecar(**SIDECAR),)),
     ("gpu_bandwidth_gbs", 936, 936.0),
     ("gpu_bf16_tflops", "71.5", 71.5),
     ("gpu_memory_utilization", 0.98, 0.98),
@@ -128,6 +131,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("models_dir", "/var", "name one inside it"),
     ("models_dir", "/", "not an absolute path"),
     ("hf_endpoint", "mirror.example", "http or https address"),
+    ("sidecars", {"name": "draft"}, "a list of maps such as"),
+    ("sidecars", [{"name": "draft", "model": "/srv/draft", "port": 8100}], "a list of maps such as"),
+    ("sidecars", [{**SIDECAR, "gpu_share": 1}], "a list of maps such as"),
+    ("sidecars", [{**SIDECAR, "model": "Qwen/Qwen3-0.6B"}], "a list of maps such as"),
     ("goal", "speed", "set it to throughput, context or latency"),
     ("gpu_bandwidth_gbs", 0, "in GB/s"),
     ("gpu_bf16_tflops", True, "in TFLOPS without sparsity"),
