@@ -337,7 +337,7 @@ def is_needed(word: str, release: str, last: dict[str, Any], status: dict[str, A
 
     A worker only has to be told of a stop, and of its end: all else is the head's to decide.
     """
-    held = last["verb"] == "stop"
+    held = bool(last["verb"] == "stop")
     if not leads:
         return held != (word == "stop")
     if word == "restart" or status is None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 from ppdeploy.cli import forgetting, session
 from ppdeploy.cli import logs as logs_verb
@@ -398,10 +399,10 @@ def test_forgetting_a_node_is_confirmed(
 
 
 def test_at_a_terminal_it_is_asked_and_no_is_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgetting.sys, "stdin", type("Terminal", (io.StringIO,), {"isatty": lambda _: True})())
-    monkeypatch.setattr(forgetting.typer, "confirm", lambda *_, **__: True)
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (io.StringIO,), {"isatty": lambda _: True})())
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: True)
     forgetting.confirm_forgotten(["node3"], yes=False)
-    monkeypatch.setattr(forgetting.typer, "confirm", lambda *_, **__: False)
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: False)
     with pytest.raises(InputError, match="nothing was done"):
         forgetting.confirm_forgotten(["node3"], yes=False)
 

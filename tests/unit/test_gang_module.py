@@ -108,7 +108,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(module, "look", lambda _: node("node1", agent__status__members=["node1", "node2", "node3"]))
     monkeypatch.setattr(module, "last_word", lambda: {"verb": "start", "serial": 7})
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     return left
 
 

@@ -95,7 +95,7 @@ HEAD_SILENT = seen(
         agent__active="activating", agent__sub="auto-restart",
     )
 )  # fmt: skip
-NOT_INSTALLED = {
+NOT_INSTALLED: dict[str, dict[str, Any]] = {
     host: {
         "node": {
             "time": 0.0, "name": "", "current": None, "previous": None, "release_nodes": [],
