@@ -107,7 +107,11 @@ def decide(
         today = Today(shape, serving, places, partition, asked, limit, fp8_cache)
         capacity = capacity.model_copy(update={"changes": nearest_changes(today)})
     memory = fit.table(partition, layout.tensor_parallel_size)
-    findings = [*_lacking(spec.name, fit, memory, capacity), *_over_asked(spec.name, places, memory)]
+    findings = [
+        *_estimated(spec.name, shape),
+        *_lacking(spec.name, fit, memory, capacity),
+        *_over_asked(spec.name, places, memory),
+    ]
     if not asked:
         findings += better_order(spec.name, hosts, fit, wants.goal, partition)
     return Decision(
@@ -121,6 +125,18 @@ def decide(
         flags=batch_flags(defaults, wants.vllm_args),
         findings=tuple(findings),
     )
+
+
+def _estimated(pipeline: str, shape: ModelShape) -> Iterator[Finding]:
+    """Yield a finding where the memory table is about a model whose layers are not known exactly."""
+    if not shape.exact:
+        yield Finding(
+            id="model-estimated",
+            verdict="ready",
+            pipeline=pipeline,
+            reason=f"the sizes of this model are estimated: {shape.note}",
+            remedy="leave more room than the table shows, or compare it with the log of the first start",
+        )
 
 
 def _lacking(pipeline: str, fit: Fit, memory: Sequence[StageMemory], capacity: Capacity) -> Iterator[Finding]:

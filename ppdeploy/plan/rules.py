@@ -251,6 +251,11 @@ def _adaptive_verification(s: Situation) -> Broken:
     return s.pipelined and bool((s.speculation or {}).get("enable_adaptive_verification"))
 
 
+def _draft_memory(s: Situation) -> Broken:
+    model = (s.speculation or {}).get("model")
+    return str(model) if s.device == "cuda" and model else False
+
+
 # ---- flags that do not go together
 
 
@@ -494,6 +499,15 @@ RULES: tuple[Rule, ...] = (
         "adaptive verification of drafts does not work with pipeline parallelism",
         "remove enable_adaptive_verification from speculative-config",
         "vLLM 0.32.0, vllm/config/vllm.py",
+    ),
+    Rule(
+        "speculation-draft-memory",
+        _draft_memory,
+        "the draft {} lies on the last stage, and its weights and KV cache are not in the memory table",
+        "leave room for it there: ppdeploy_gpu_memory_utilization counts it, ppdeploy_layer_partition can make room",
+        "vLLM 0.30.0, vllm/config/speculative.py: the draft's pipeline parallel size is 1, on the last stage",
+        "from 0.30.0",
+        verdict="ready",
     ),
     Rule(
         "cpu-eager-pp",

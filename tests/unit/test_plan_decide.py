@@ -338,3 +338,12 @@ def test_vllms_own_split_stays_where_nothing_is_gained() -> None:
     for nodes in (2, 3, 4):
         pipeline = plan(make_cluster(nodes, gpus=1, gpu="H200"), dense(50, vocab_size=32000))
         assert pipeline.partition == default_partition(50, nodes)
+
+
+def test_a_model_that_is_not_known_says_that_its_sizes_are_estimated() -> None:
+    unknown = dense(8, architectures=["FooForCausalLM"], model_type="foo")
+    told = finding(plan(cluster("RTX 4090", "RTX 4090"), unknown), "model-estimated")
+    assert told is not None
+    assert told.verdict == "ready"
+    assert told.reason.startswith("the sizes of this model are estimated: ")
+    assert finding(plan(cluster("RTX 4090", "RTX 4090"), dense(8)), "model-estimated") is None
