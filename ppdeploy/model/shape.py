@@ -90,7 +90,9 @@ class ModelShape(BaseModel):
         "head that some checkpoints store with them",
     )
     mtp_bytes: int = Field(
-        ge=0, description="bytes of those, on the last stage, loaded when speculative decoding uses them"
+        ge=0,
+        description="bytes of those, on the last stage, loaded when speculative decoding uses them. Where none is stored "
+        "with them, vLLM loads a copy of the embedding too, unless the last stage is the first",
     )
     exact: bool = Field(
         description="the layers are known matrix by matrix; False: they are estimated, and `note` says how"
