@@ -40,8 +40,8 @@ def _document(rule: Rule) -> dict[str, str]:
 
 
 def _words(text: str) -> str:
-    """Return a reason for reading: what stands in for the case at hand as an ellipsis."""
-    return text.replace("{}", "...")
+    """Return a text for reading, without the case at hand."""
+    return text.replace("{}", "...").replace("{sizes}", "sizes that do (a plan names them)")
 
 
 def _table(chosen: list[Rule]) -> Table:
@@ -49,5 +49,5 @@ def _table(chosen: list[Rule]) -> Table:
     for heading in ("rule", "verdict", "vLLM", "what is wrong", "what to do"):
         table.add_column(heading, overflow="fold")
     for rule in chosen:
-        table.add_row(rule.id, rule.verdict, rule.versions, _words(rule.reason), rule.remedy)
+        table.add_row(rule.id, rule.verdict, rule.versions, _words(rule.reason), _words(rule.remedy))
     return table

@@ -124,7 +124,8 @@ def _gpu_sizes(
         raise BlockedError(
             f"the nodes have different numbers of GPUs ({counts}), and every node must run the same number of ranks",
             where=where,
-            remedy=f"set ppdeploy_tensor_parallel_size: {fewest} to use {fewest} on each node",
+            remedy=f"set ppdeploy_tensor_parallel_size: {fewest} to use {fewest} on each node (vLLM can use uneven "
+            "numbers with Ray only, which ppdeploy does not run)",
         )
     if tp is None:
         per_node = pp // len(hosts) if pp and pp % len(hosts) == 0 else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packaging.version import Version
@@ -96,6 +96,7 @@ class Rule:
     reason: str
     """`{}` stands for what `applies` returns."""
     remedy: str
+    """`{sizes}` stands for the sizes that would do."""
     source: str
     versions: str = "all"
     """Versions of vLLM that it is about."""
@@ -321,9 +322,7 @@ def _short_timeout(s: Situation) -> Broken:
 
 
 DEFAULT_VERSION = "use the default ppdeploy_vllm_version"
-OTHER_TP = (
-    "set ppdeploy_tensor_parallel_size to a divisor, and ppdeploy_pipeline_parallel_size so that all GPUs are used"
-)
+OTHER_TP = "set {sizes}"
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -605,12 +604,29 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+TP_RULES = frozenset({"tp-heads", "tp-kv-heads", "tp-linear-heads", "tp-width", "tp-quantization-block"})
+
+
+def sizes_that_divide(s: Situation) -> str:
+    """Return the variables of the largest smaller tensor parallel size that the model allows, on the same GPUs."""
+    gpus = s.tensor_parallel_size * s.pipeline_parallel_size
+    rules = [rule for rule in RULES if rule.id in TP_RULES]
+    for size in range(s.tensor_parallel_size - 1, 1, -1):
+        other = replace(s, tensor_parallel_size=size, pipeline_parallel_size=gpus // size)
+        if gpus // s.nodes % size == 0 and not any(rule.applies(other) for rule in rules):
+            break
+    else:
+        size = 1
+    return f"ppdeploy_tensor_parallel_size: {size} and ppdeploy_pipeline_parallel_size: {gpus // size}"
+
+
 def broken_rules(situation: Situation) -> Iterator[Finding]:
     """Yield a finding for each rule that the pipeline breaks, and one for each host where hosts are at fault."""
     for rule in RULES:
         broken = rule.applies(situation)
         if not broken:
             continue
+        remedy = rule.remedy.replace("{sizes}", sizes_that_divide(situation)) if rule.id in TP_RULES else rule.remedy
         places = broken if isinstance(broken, Mapping) else {None: broken}
         for host, detail in places.items():
             yield Finding(
@@ -619,5 +635,5 @@ def broken_rules(situation: Situation) -> Iterator[Finding]:
                 pipeline=situation.pipeline,
                 host=host,
                 reason=rule.reason.replace("{}", detail) if isinstance(detail, str) else rule.reason,
-                remedy=rule.remedy,
+                remedy=remedy,
             )

@@ -99,7 +99,7 @@ def test_a_broken_rule_is_found_with_a_remedy_and_no_other_is(rule: str, changes
     also = {"vllm-no-nnodes": {"vllm-port-race"}, "vllm-broken-multinode": {"vllm-port-race"}}.get(rule, set())
     findings = list(broken_rules(situation(**changes)))
     assert {one.id for one in findings} - also == {rule} | ({"gpu-mixed"} if changes.get("gpus") is OLD else set())
-    assert all(one.remedy and "{}" not in one.reason for one in findings)
+    assert all(one.remedy and "{" not in one.reason + one.remedy.replace("{mode", "") for one in findings)
 
 
 def test_every_rule_has_a_case_here_a_source_and_an_id_of_its_own() -> None:
@@ -126,6 +126,30 @@ def test_every_rule_has_a_case_here_a_source_and_an_id_of_its_own() -> None:
 )
 def test_what_vllm_can_do_is_let_through(changes: dict[str, Any]) -> None:
     assert list(broken_rules(situation(**changes))) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "gpus", "sizes"),
+    [
+        # Qwen2.5-7B: 28 heads on hosts of 8 GPUs.
+        (Heads(query=28, key_value=4), 8, "tensor_parallel_size: 4 and ppdeploy_pipeline_parallel_size: 4"),
+        # Qwen3-235B-A22B-FP8: experts of 1536 columns in blocks of 128.
+        (
+            Heads(query=64, key_value=4, widths=(1536,), quantization_block=128),
+            8,
+            "tensor_parallel_size: 4 and ppdeploy_pipeline_parallel_size: 4",
+        ),
+        (Heads(query=64, key_value=8), 3, "tensor_parallel_size: 1 and ppdeploy_pipeline_parallel_size: 6"),
+        (Heads(query=64, key_value=8), 6, "tensor_parallel_size: 2 and ppdeploy_pipeline_parallel_size: 6"),
+    ],
+)
+def test_the_remedy_names_sizes_that_use_all_gpus_and_pass(heads: Heads, gpus: int, sizes: str) -> None:
+    (broken, *_) = broken_rules(situation(tensor_parallel_size=gpus, heads=heads))
+    assert f"set ppdeploy_{sizes}" in broken.remedy
+    size = int(sizes.split()[1])
+    assert not list(
+        broken_rules(situation(tensor_parallel_size=size, pipeline_parallel_size=2 * gpus // size, heads=heads))
+    )
 
 
 def test_hosts_at_fault_are_named_one_by_one() -> None:
