@@ -91,8 +91,8 @@ class ModelShape(BaseModel):
     )
     mtp_bytes: int = Field(
         ge=0,
-        description="bytes of those, on the last stage, loaded when speculative decoding uses them. Where no copy of the "
-        "embedding is stored with them, vLLM loads one beside them all the same, unless the last stage is the first",
+        description="bytes of those, on the last stage, loaded when speculative decoding uses them. Where no copy of "
+        "the embedding is stored with them, vLLM loads one all the same, unless the last stage is the first",
     )
     exact: bool = Field(
         description="the layers are known matrix by matrix; False: they are estimated, and `note` says how"
