@@ -62,8 +62,8 @@ class Link:
         return self.name or rate_label(self.rate_bits)
 
     def payload_bits(self) -> float:
-        """Return the bits/s of payload that NCCL's sockets get through."""
-        return min(self.rate_bits * TCP_GOODPUT, self.socket_bits)
+        """Return the bits/s of payload that NCCL's sockets get through; never less than 1, so that a time is finite."""
+        return max(1.0, min(self.rate_bits * TCP_GOODPUT, self.socket_bits))
 
     def seconds(self, size: float) -> float:
         """Return the seconds that `size` bytes take, latency included; 0 for nothing."""

@@ -125,6 +125,48 @@ class _Mark:
     """(prompt left, output left, steps to the next decode) of each running request."""
 
 
+def compute_seconds(
+    pipeline: Pipeline,
+    *,
+    prefill_tokens: float,
+    decode_sequences: float,
+    context: float,
+    prefill_context: float | None = None,
+) -> list[float]:
+    """Return the seconds that each stage computes in a step; stages that are one object are asked once."""
+    known: dict[int, float] = {}
+    for stage in pipeline.stages:
+        if id(stage) not in known:
+            known[id(stage)] = stage_seconds(
+                stage,
+                prefill_tokens=prefill_tokens,
+                decode_sequences=decode_sequences,
+                context=context,
+                prefill_context=prefill_context,
+                constants=pipeline.constants,
+            )
+    return [known[id(stage)] for stage in pipeline.stages]
+
+
+def transfer_seconds(pipeline: Pipeline, tokens: float) -> list[float]:
+    """Return the seconds that the handoff of a step of `tokens` tokens takes on each link."""
+    return [
+        handoff_seconds(
+            tokens,
+            pipeline.handoff_bytes,
+            link,
+            gpus=receiver.gpus,
+            peer_bandwidth=receiver.gpu.peer_bandwidth,
+        )
+        for link, receiver in zip(pipeline.links, pipeline.stages[1:], strict=True)
+    ]
+
+
+def return_seconds(pipeline: Pipeline) -> float:
+    """Return the seconds that sampled tokens take from the last stage to the others: two broadcasts of a few bytes."""
+    return 2 * max((link.latency_s for link in pipeline.links), default=0.0)
+
+
 class _Timing:
     """The stages' clocks: when each is free for its next step."""
 
@@ -133,7 +175,7 @@ class _Timing:
         self.context = load.input_tokens + load.output_tokens / 2
         self.prefill_context = load.input_tokens / 2
         self.free = [0.0] * len(pipeline.stages)
-        self.tokens_back = 2 * max((link.latency_s for link in pipeline.links), default=0.0)
+        self.tokens_back = return_seconds(pipeline)
         self._known: dict[tuple[int, int], tuple[list[tuple[float, float]], float]] = {}
 
     def _durations(self, prefill: int, decode: int) -> tuple[list[tuple[float, float]], float]:
@@ -141,29 +183,14 @@ class _Timing:
         key = (prefill, decode)
         known = self._known.get(key)
         if known is None:
-            seconds: dict[int, float] = {}
-            compute = []
-            for stage in self.pipeline.stages:
-                if id(stage) not in seconds:
-                    seconds[id(stage)] = stage_seconds(
-                        stage,
-                        prefill_tokens=prefill,
-                        decode_sequences=decode,
-                        context=self.context,
-                        prefill_context=self.prefill_context,
-                        constants=self.pipeline.constants,
-                    )
-                compute.append(seconds[id(stage)])
-            transfer = [
-                handoff_seconds(
-                    prefill + decode,
-                    self.pipeline.handoff_bytes,
-                    link,
-                    gpus=receiver.gpus,
-                    peer_bandwidth=receiver.gpu.peer_bandwidth,
-                )
-                for link, receiver in zip(self.pipeline.links, self.pipeline.stages[1:], strict=True)
-            ]
+            compute = compute_seconds(
+                self.pipeline,
+                prefill_tokens=prefill,
+                decode_sequences=decode,
+                context=self.context,
+                prefill_context=self.prefill_context,
+            )
+            transfer = transfer_seconds(self.pipeline, prefill + decode)
             known = (list(zip(compute, transfer, strict=False)), compute[-1])
             self._known[key] = known
         return known
@@ -311,7 +338,7 @@ class _Replay:
             self.marks.clear()
             return step
         clocks = [*self.timing.free, *(time for _, time in self.sampled)]
-        self.marks.append(_Mark(clocks, [(r.prompt, r.output, r.next_decode - step) for r in self.running]))
+        self.marks.append(_Mark(clocks, [(r.prompt, r.output, max(0, r.next_decode - step)) for r in self.running]))
         if len(self.marks) < 3:
             return step
         first, second, third = self.marks[-3:]
