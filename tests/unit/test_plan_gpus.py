@@ -35,7 +35,7 @@ from ppdeploy.plan.gpus import GPUS, MIB, Gpu, cpu_device, custom_gpu, find_gpu
         ("NVIDIA H100 80GB HBM3", 81559, 3352, 989.4, (9, 0)),
         ("NVIDIA H200", 143771, 4800, 989.4, (9, 0)),
         ("NVIDIA B200", 183359, 8000, 2250.0, (10, 0)),
-        ("NVIDIA GB10", 0, 273, 61.7, (12, 1)),
+        ("NVIDIA GB10", 0, 273, 125.0, (12, 1)),
         ("NVIDIA GH200 480GB", 97871, 4000, 989.4, (9, 0)),
         ("Orin (nvgpu)", 62841, 204.8, 42.5, (8, 7)),
         ("NVIDIA Thor", 125772, 273, 258.0, (11, 0)),
