@@ -164,7 +164,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu("GH200 144G HBM3e", 147456, 4900, 989.4, 1978.9, None, (9, 0), "GH200 Grace Hopper data sheet"),
     _gpu("B200", 183359, 8000, 2250.0, 4500.0, 9000.0, (10, 0), "DGX B200 data sheet, a GPU's eighth", 900e9),
     # ---- memory shared with the processor
-    # FP4 is half of the petaflop with sparsity, FP8 and bf16 a half and a quarter of that: the full ratios, not GeForce's
+    # FP4 is half of the petaflop with sparsity, FP8 and bf16 a half and a quarter of that: full ratios, not GeForce's
     # halved ones, since 356 TFLOPS in FP4 and 188 in FP8 were measured (NVIDIA developer forum, thread 359960).
     _gpu("GB10", 122502, 273, 125.0, 250.0, 500.0, (12, 1), "DGX Spark data sheet, and measured in NVIDIA's forum"),
     _gpu("Orin (nvgpu)", 62841, 204.8, 42.5, None, None, (8, 7), "Jetson AGX Orin technical brief (INT8 rate halved)"),
