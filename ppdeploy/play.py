@@ -92,9 +92,19 @@ def _resolve(pipeline: PipelineSpec, base: Path, token: str | None) -> ModelSour
     )
 
 
-def make_plan(spec: Spec, facts: Mapping[str, NodeFacts], models: Mapping[str, ModelSource]) -> Plan:
-    """Return the complete plan, with release digests and the work left on each node."""
-    return complete(build_plan(spec, facts, models), facts)
+def make_plan(
+    spec: Spec,
+    facts: Mapping[str, NodeFacts],
+    models: Mapping[str, ModelSource],
+    *,
+    latency_seconds: float | None = None,
+    curves: bool = False,
+) -> Plan:
+    """Return the complete plan, with release digests and the work left on each node.
+
+    `latency_seconds` and `curves` are for the predicted speed alone: see `ppdeploy.plan.expect`.
+    """
+    return complete(build_plan(spec, facts, models, latency_seconds=latency_seconds, curves=curves), facts)
 
 
 def plan_of_play(

@@ -13,6 +13,7 @@ from ppdeploy.plan.checks import NodeSituation, check_cluster, check_node, check
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
 from ppdeploy.plan.decide import Decision, decide
 from ppdeploy.plan.devices import cuda_bytes
+from ppdeploy.plan.expect import expect
 from ppdeploy.plan.fabric import Wish, choose_fabric
 from ppdeploy.plan.layout import choose_layout, default_partition
 from ppdeploy.plan.memory import GIB
@@ -48,16 +49,27 @@ def unit_name(pipeline: str) -> str:
     return f"ppdeploy-rank@{pipeline}.service"
 
 
-def build_plan(spec: Spec, facts: Mapping[str, NodeFacts], models: Mapping[str, ModelSource]) -> Plan:
+def build_plan(
+    spec: Spec,
+    facts: Mapping[str, NodeFacts],
+    models: Mapping[str, ModelSource],
+    *,
+    latency_seconds: float | None = None,
+    curves: bool = False,
+) -> Plan:
     """Decide everything for all pipelines of a spec.
 
     `facts` holds those of every host of the pipelines, `models` the resolved source of each pipeline's model. The
     release digests and the work to do are filled in by `ppdeploy.render.complete`, which can render files.
+    `latency_seconds` and `curves` are for the predicted speed alone: see `ppdeploy.plan.expect`.
 
     Raises InputError for what the inventory got wrong and BlockedError for what the hosts do not have; findings that
     leave a plan possible are in the plan.
     """
-    pipelines = [_pipeline(pipeline, facts, models[pipeline.name]) for pipeline in spec.pipelines]
+    pipelines = [
+        _pipeline(pipeline, facts, models[pipeline.name], latency_seconds=latency_seconds, curves=curves)
+        for pipeline in spec.pipelines
+    ]
     hosts = {pipeline.name: [node.host for node in pipeline.nodes] for pipeline in pipelines}
     shared = list(check_cluster(hosts, facts))
     return Plan(
@@ -71,7 +83,14 @@ def build_plan(spec: Spec, facts: Mapping[str, NodeFacts], models: Mapping[str, 
     )
 
 
-def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelSource) -> PipelinePlan:
+def _pipeline(
+    spec: PipelineSpec,
+    facts: Mapping[str, NodeFacts],
+    source: ModelSource,
+    *,
+    latency_seconds: float | None,
+    curves: bool,
+) -> PipelinePlan:
     wants = spec.vars
     hosts = [host.name for host in spec.hosts]
     missing = [host for host in hosts if host not in facts]
@@ -100,6 +119,15 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
         wishes={host.name: Wish(interface=host.vars.fabric_interface) for host in spec.hosts},
         subnet=str(wants.fabric_subnet) if wants.fabric_subnet else None,
         allow_wireless=wants.fabric_allow_wireless,
+    )
+    outlook, on_links = expect(
+        spec.name,
+        decision,
+        source.shape,
+        fabric,
+        latency_seconds=latency_seconds,
+        dtype=str(wants.vllm_args.get("dtype") or source.shape.dtype or ""),
+        curves=curves,
     )
     lock = _environment(spec, facts)
     environment = Environment(
@@ -203,13 +231,14 @@ def _pipeline(spec: PipelineSpec, facts: Mapping[str, NodeFacts], source: ModelS
         goal=wants.goal,
         memory=decision.memory,
         capacity=decision.capacity,
+        outlook=outlook,
         head=hosts[0],
         master_addr=fabric[hosts[0]].address,
         master_port=wants.master_port,
         api_port=wants.api_port,
         start_timeout=wants.start_timeout,
         nodes=tuple(nodes),
-        findings=tuple(_findings(spec, source, decision, facts, nodes, lock, model)),
+        findings=(*_findings(spec, source, decision, facts, nodes, lock, model), *on_links),
     )
 
 

@@ -110,6 +110,56 @@ class Capacity(Frozen):
     changes: tuple[Change, ...] = Field(default=(), description="the nearest changes that would make it fit")
 
 
+class Speed(Frozen):
+    """What `vllm bench serve` is expected to report for so many users at once."""
+
+    concurrency: int
+    ttft_seconds: float = Field(description="median time to the first token")
+    tpot_seconds: float = Field(description="median time of each further token")
+    tokens_per_second: float = Field(description="output tokens of all users together")
+
+
+class Curve(Frozen):
+    """Speed over the number of users, with one rate on all links between hosts."""
+
+    rate_mbit: int | None = Field(description="rate of all links between hosts; None: as they are")
+    speeds: tuple[Speed, ...]
+
+
+class StageLink(Frozen):
+    """The way from one stage to the next, and what it does to the pipeline."""
+
+    index: int = Field(description="it leads from stage `index` to the next one")
+    sender: str = Field(description="host of the stage before it")
+    receiver: str = Field(description="host of the stage behind it; the sender itself: it does not leave the host")
+    rate_mbit: int | None = Field(description="the lower of the NICs' negotiated rates; None: not known, or no NIC")
+    seconds_per_1000_tokens: float | None = Field(description="for 1,000 prompt tokens; None: not known")
+    verdict: Verdict
+    reason: str
+    remedy: str = ""
+    faster: str = Field(default="", description="next faster usual Ethernet; empty: none, or not compared")
+    gain: float = Field(default=1.0, description="output tokens/s at 32 users with it, over those now")
+
+
+class Outlook(Frozen):
+    """The speed to expect of a pipeline. A prediction (docs/speed.md), and no part of the release."""
+
+    unknown: str = Field(default="", description="why no speed is predicted; empty: it is")
+    rough: bool = Field(description="on cpu: only the order of magnitude holds")
+    input_tokens: int = Field(description="tokens of each prompt that is predicted for")
+    output_tokens: int = Field(description="tokens of each answer")
+    latency_seconds: float = Field(description="one way between two hosts, as assumed")
+    speeds: tuple[Speed, ...] = ()
+    links: tuple[StageLink, ...] = ()
+    limiting_link: int | None = Field(default=None, description="index of the link on which a prompt token takes most")
+    requests_to_fill: int | None = Field(default=None, description="requests at once that keep all stages busy")
+    best_batched_tokens: int | None = Field(
+        default=None, description="max_num_batched_tokens that serves 32 users best; None: not compared"
+    )
+    best_speeds: tuple[Speed, ...] = Field(default=(), description="with that value, where it is another")
+    curves: tuple[Curve, ...] = Field(default=(), description="for drawings, where they were asked for")
+
+
 class PlannedFile(Frozen):
     """A file that lands on a node. Files `in_release` lie in the release folder and are hashed into its digest."""
 
@@ -210,6 +260,7 @@ class PipelinePlan(Frozen):
     goal: Goal = Field(description="what the split was chosen for")
     memory: tuple[StageMemory, ...] = Field(description="the memory of each stage, in order")
     capacity: Capacity
+    outlook: Outlook
     head: str
     master_addr: str
     master_port: int
@@ -235,6 +286,9 @@ class Plan(Frozen):
     plan_schema: int = PLAN_SCHEMA
     cluster: str
     pipelines: tuple[PipelinePlan, ...]
+    assumed: tuple[str, ...] = Field(
+        default=(), description="hosts whose facts were written by hand or made up by a what-if: no plan to apply"
+    )
 
     def node(self, host: str) -> tuple[PipelinePlan, NodePlan]:
         """Return the pipeline and the node plan of `host`; KeyError when the plan does not have it."""

@@ -1,0 +1,258 @@
+"""The speed to expect of a planned pipeline: its stages' loads over its links, as the predictions of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ppdeploy.model import ModelShape
+from ppdeploy.plan.decide import Decision
+from ppdeploy.plan.network import ETHERNET_RATES, LAN_LATENCY, SOCKET_BITS, TCP_GOODPUT, Link, handoff_bytes
+from ppdeploy.plan.outlook import LinkOutlook, LoadPrediction, outlook
+from ppdeploy.plan.serving import Load, Pipeline, Prediction, Settings, predict
+from ppdeploy.plan.speed import StageLoad
+from ppdeploy.plan.types import Capacity, Curve, Fabric, Finding, Outlook, Speed, StageLink
+
+PROMPT, ANSWER = 1024, 128
+"""Tokens of the requests that are predicted for: those of the measurements (docs/speed.md)."""
+
+MBIT = 1e6
+
+CURVE_USERS = (1, 2, 4, 8, 16, 32, 64)
+CURVE_RATES_MBIT = (1000, 2500, 10000, 25000, 100000)
+"""What drawings show: users at once, and rates of the links between hosts."""
+
+MOST_COMPARED = 16
+"""Stages up to which other sizes of a step are compared; more take too long for a plan."""
+
+INSIDE_LATENCY = 10e-6
+"""Seconds one way between two GPUs of a host; rough."""
+
+
+def expect(
+    pipeline: str,
+    decision: Decision,
+    shape: ModelShape,
+    fabric: Mapping[str, Fabric],
+    *,
+    latency_seconds: float | None = None,
+    dtype: str | None = None,
+    curves: bool = False,
+) -> tuple[Outlook, tuple[Finding, ...]]:
+    """Return the outlook of a pipeline, and the findings on its links.
+
+    `fabric` has the NIC of each host, whose negotiated rate is taken; where one does not say it, no speed is predicted.
+    `latency_seconds` is one way between two hosts (None: that of a switch), `dtype` the activations' type where the
+    inventory sets one. `curves` adds what drawings show, some 40 replays more.
+    """
+    latency = LAN_LATENCY if latency_seconds is None else latency_seconds
+    hosts = [row.host for row in decision.memory]
+    rates = [_rate_mbit(fabric, *pair) for pair in _pairs(hosts)]
+    prompt, answer = request_tokens(decision.capacity.max_model_len)
+    known = Outlook(
+        rough=decision.serving.device == "cpu",
+        input_tokens=prompt,
+        output_tokens=answer,
+        latency_seconds=latency,
+    )
+    size = handoff_bytes(shape.hidden_size, 4 if (dtype or "").startswith("float32") else 2)
+    links = [_link(load, pair, rate, latency) for load, pair, rate in zip(decision.loads, _pairs(hosts), rates)]
+    if any(link is None for link in links):
+        return _without_rate(pipeline, known, hosts, rates, links, size)
+    joined = Pipeline(_shared(decision.loads), tuple(link for link in links if link is not None), size)
+    if not decision.capacity.fits:
+        return known.model_copy(
+            update={"unknown": "the model does not fit", "links": _plain_links(hosts, rates, links, size)}
+        ), ()
+    settings = Settings(decision.capacity.batched_tokens, running(decision.capacity, prompt + answer))
+    few = len(joined.stages) <= MOST_COMPARED
+    found = outlook(joined, settings, input_tokens=prompt, output_tokens=answer, compare=few)
+    told = tuple(_told(link, hosts, rates[link.index]) for link in found.links)
+    changed = few and found.best_settings != settings
+    return known.model_copy(
+        update={
+            "unknown": "" if found.predictions else "a link of it has no rate",
+            "speeds": _speeds(found.predictions),
+            "links": told,
+            "limiting_link": found.limiting_link,
+            "requests_to_fill": found.requests_to_fill,
+            "best_batched_tokens": found.best_settings.max_num_batched_tokens if few else None,
+            "best_speeds": _speeds(found.best_predictions) if changed else (),
+            "curves": _curves(joined, hosts, settings, prompt, answer) if curves and found.predictions else (),
+        }
+    ), tuple(_findings(pipeline, told))
+
+
+def request_tokens(max_model_len: int) -> tuple[int, int]:
+    """Return the tokens of prompt and answer to predict for: PROMPT and ANSWER, or less in their proportion."""
+    if max_model_len >= PROMPT + ANSWER:
+        return PROMPT, ANSWER
+    answer = max(max_model_len * ANSWER // (PROMPT + ANSWER), 1)
+    return max(max_model_len - answer, 1), answer
+
+
+def running(capacity: Capacity, tokens: int) -> int:
+    """Return how many requests of so many tokens run at once: `max_num_seqs`, or what the KV cache holds.
+
+    Two lower bounds of what it holds: its tokens, and the requests of 4,096 tokens, which in a model with windows are
+    more than its tokens say.
+    """
+    held = max(capacity.kv_tokens // tokens, int(capacity.requests_at_4k) if tokens <= 4096 else 0, 1)
+    return min(capacity.sequences, held)
+
+
+def _pairs(hosts: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip(hosts, hosts[1:], strict=False))
+
+
+def _rate_mbit(fabric: Mapping[str, Fabric], sender: str, receiver: str) -> int | None:
+    """Return the lower of two NICs' rates; None inside a host, or where a NIC does not say."""
+    both = [fabric[sender].speed_mbit, fabric[receiver].speed_mbit]
+    known = [rate for rate in both if rate is not None]
+    return min(known) if sender != receiver and len(known) == len(both) else None
+
+
+def _link(load: StageLoad, pair: tuple[str, str], rate_mbit: int | None, latency: float) -> Link | None:
+    """Return the link behind a stage; None where its rate is not known."""
+    if pair[0] == pair[1]:
+        # The payload's rate is known here, not the line's.
+        bits = 8 * load.gpu.peer_bandwidth
+        return Link(bits / TCP_GOODPUT, min(INSIDE_LATENCY, latency), f"inside {pair[0]}", socket_bits=bits)
+    if rate_mbit is None:
+        return None
+    # Each GPU of a TP group sends its part by sockets of its own (`isend_tensor_dict`).
+    return Link(rate_mbit * MBIT, latency, socket_bits=SOCKET_BITS * load.gpus)
+
+
+def _shared(loads: Sequence[StageLoad]) -> tuple[StageLoad, ...]:
+    """Return the loads with equal ones as one object, which are then asked once."""
+    seen: list[StageLoad] = []
+    for load in loads:
+        seen.append(next((one for one in seen if one == load), load))
+    return tuple(seen)
+
+
+def _speeds(predictions: Sequence[LoadPrediction]) -> tuple[Speed, ...]:
+    return tuple(_speed(one.concurrency, one.prediction) for one in predictions)
+
+
+def _speed(concurrency: int, prediction: Prediction) -> Speed:
+    return Speed(
+        concurrency=concurrency,
+        ttft_seconds=_round(prediction.ttft_s),
+        tpot_seconds=_round(prediction.tpot_s),
+        tokens_per_second=_round(prediction.out_tokens_per_second),
+    )
+
+
+def _round(value: float) -> float:
+    """Return a prediction with four digits: the last bits differ between machines, and nobody measures more."""
+    return float(f"{value:.4g}")
+
+
+def _curves(
+    pipeline: Pipeline, hosts: Sequence[str], settings: Settings, prompt: int, answer: int
+) -> tuple[Curve, ...]:
+    def curve(rate_mbit: int | None) -> Curve:
+        links = [
+            link if rate_mbit is None or sender == receiver else replace(link, rate_bits=rate_mbit * MBIT)
+            for link, (sender, receiver) in zip(pipeline.links, _pairs(hosts), strict=True)
+        ]
+        changed = replace(pipeline, links=tuple(links))
+        return Curve(
+            rate_mbit=rate_mbit,
+            speeds=tuple(
+                _speed(users, predict(changed, Load(users, prompt, answer), settings)) for users in CURVE_USERS
+            ),
+        )
+
+    crossing = any(sender != receiver for sender, receiver in _pairs(hosts))
+    return tuple(curve(rate) for rate in (None, *(CURVE_RATES_MBIT if crossing else ())))
+
+
+# ---- links
+
+
+def _told(link: LinkOutlook, hosts: Sequence[str], rate_mbit: int | None) -> StageLink:
+    sender, receiver = hosts[link.index], hosts[link.index + 1]
+    inside = sender == receiver
+    return StageLink(
+        index=link.index,
+        sender=sender,
+        receiver=receiver,
+        rate_mbit=rate_mbit,
+        seconds_per_1000_tokens=_round(link.seconds_per_1000_tokens),
+        # What joins the GPUs of a host is as it is.
+        verdict="ready" if inside else link.verdict,
+        reason=f"both stages are on {sender}" if inside else link.reason,
+        remedy="" if inside else link.remedy,
+        faster="" if inside else link.faster,
+        gain=1.0 if inside else _round(link.gain),
+    )
+
+
+def _plain_links(
+    hosts: Sequence[str], rates: Sequence[int | None], links: Sequence[Link | None], size: float
+) -> tuple[StageLink, ...]:
+    """Return links of which only their own time is known, because no speed is predicted."""
+    found = []
+    for index, ((sender, receiver), rate, link) in enumerate(zip(_pairs(hosts), rates, links, strict=True)):
+        seconds = _round(link.seconds(1000 * size)) if link and link.rate_bits > 0 else None
+        if sender == receiver:
+            reason = f"both stages are on {sender}"
+        elif seconds is None:
+            reason = f"the rate from {sender} to {receiver} is not known"
+        else:
+            reason = f"1,000 prompt tokens take {seconds:.2g} s"
+        found.append(
+            StageLink(
+                index=index,
+                sender=sender,
+                receiver=receiver,
+                rate_mbit=rate,
+                seconds_per_1000_tokens=seconds,
+                verdict="ready",
+                reason=reason,
+            )
+        )
+    return tuple(found)
+
+
+def _without_rate(
+    pipeline: str,
+    known: Outlook,
+    hosts: Sequence[str],
+    rates: Sequence[int | None],
+    links: Sequence[Link | None],
+    size: float,
+) -> tuple[Outlook, tuple[Finding, ...]]:
+    silent = [f"{a} to {b}" for (a, b), link in zip(_pairs(hosts), links, strict=True) if link is None]
+    reason = f"the NICs do not say the rate from {silent[0]}" + (f" and {len(silent) - 1} more" if silent[1:] else "")
+    finding = Finding(
+        id="link-rate-unknown",
+        verdict="ready",
+        pipeline=pipeline,
+        reason=f"no speed is predicted: {reason}",
+        remedy="see what it would be with `ppdeploy plan --what-if fabric=1g`, or measure the link with iperf3",
+    )
+    links_told = _plain_links(hosts, rates, links, size)
+    return known.model_copy(update={"unknown": reason, "links": links_told}), (finding,)
+
+
+def _findings(pipeline: str, links: Sequence[StageLink]) -> Iterator[Finding]:
+    """Yield a finding for each kind of slow or blocked link; links of one rate are named together."""
+    groups: dict[tuple[str, str, str], list[StageLink]] = {}
+    for link in links:
+        if link.verdict != "ready":
+            groups.setdefault((link.verdict, link.reason, link.remedy), []).append(link)
+    for (_, reason, remedy), found in groups.items():
+        first = found[0]
+        between = f"{first.sender} to {first.receiver}" + (f" and {len(found) - 1} more" if found[1:] else "")
+        yield Finding(
+            id="link-slow" if first.verdict == "slow" else "link-blocked",
+            verdict=first.verdict,
+            pipeline=pipeline,
+            host=first.receiver if len(found) == 1 else None,
+            reason=f"{between}: {reason}",
+            remedy=remedy,
+        )
