@@ -145,7 +145,8 @@ def test_a_reader_that_has_enough_ends_logs_quietly(hosts: Gang) -> None:
 
 
 def test_following_shows_what_comes_and_ends_by_ctrl_c(hosts: Gang) -> None:
-    command = [sys.executable, "-m", "ppdeploy", "logs", "-f", "-n", "0", "--json"]
+    # Whoever runs the tests may ignore the signal (a background job), and what is ignored is inherited.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "ppdeploy", "logs", "-f", "-n", "0", "--json"]
     command += ["-i", str(hosts.lab.inventory.parent)]
     with subprocess.Popen(
         command, cwd=data_root(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
