@@ -118,7 +118,7 @@ def _watch(session: Session) -> NoReturn:
         _again(session, lambda document: print_json(document, session.redactor, line=True))
     if not console.is_terminal:
         _again(session, lambda document: print_report(f"-- {document['time']}", *_page(session, document)))
-    page: list[RenderableType] = [Text("asking the hosts ...")]
+    page: list[RenderableType] = []
     shown = time.monotonic()
 
     def take(document: dict[str, Any]) -> None:
@@ -127,7 +127,8 @@ def _watch(session: Session) -> NoReturn:
 
     def screen() -> Group:
         age = duration(int(time.monotonic() - shown))
-        return Group(Text(f"as it was {age} ago; Ctrl-C ends this", style="dim"), *page)
+        told = f"as it was {age} ago" if page else f"asking the hosts for {age}"
+        return Group(Text(f"{told}; Ctrl-C ends this", style="dim"), *page)
 
     with Live(console=console, get_renderable=screen, refresh_per_second=2, vertical_overflow="visible"):
         _again(session, take)
