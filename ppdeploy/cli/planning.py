@@ -24,16 +24,21 @@ from ppdeploy.cli.options import (
     play_options,
 )
 from ppdeploy.cli.output import print_json, print_report, say
-from ppdeploy.cli.session import Session, open_session, typed_facts
+from ppdeploy.cli.session import Session, open_session, plan_of, typed_facts
 from ppdeploy.errors import BlockedError, InputError
-from ppdeploy.facts import load_facts, save_facts
+from ppdeploy.facts import save_facts
 from ppdeploy.plan import Plan
+from ppdeploy.plan_page import plan_page
+from ppdeploy.plan_report import compare_report, plan_report
 from ppdeploy.render import render_node
-from ppdeploy.report import plan_report
+from ppdeploy.short_facts import read_facts
+from ppdeploy.what_if import FORMS, Case, change
 
 FactsFile = Annotated[
     Path | None,
-    typer.Option("--facts", metavar="FILE", help="Plan from facts that --save-facts wrote; no host is touched."),
+    typer.Option(
+        "--facts", metavar="FILE", help="Plan from facts that --save-facts wrote, or that were written by hand."
+    ),
 ]
 
 
@@ -43,16 +48,25 @@ def plan(
     save: Annotated[
         Path | None, typer.Option("--save-facts", metavar="FILE", help="Also write the facts of all hosts to a file.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write the plan as one page for a browser.")
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option("--what-if", metavar="CHANGE", help=f"Compare with a change: {FORMS}. Repeatable."),
+    ] = None,
     as_json: Json = False,
     limit: Limit = None,
     extra_vars: ExtraVars = None,
-    verbose: Verbose = 0,
+    verbose: Annotated[
+        int, typer.Option("-v", "--verbose", count=True, help="Show command lines, environment and files, too.")
+    ] = 0,
     ask_become_pass: AskBecomePass = False,
     ask_vault_pass: AskVaultPass = False,
     vault_password_files: VaultPasswordFiles = None,
     vault_ids: VaultIds = None,
 ) -> None:
-    """Show what will run where, and why: nodes, stages, fabric, command lines, files. Changes nothing."""
+    """Show what will run where, whether it fits, and what speed to expect. Changes nothing."""
     if facts and (save or limit or ask_become_pass):
         raise InputError(
             "with --facts no host is asked",
@@ -69,12 +83,24 @@ def plan(
         vault_ids=vault_ids,
     )
     session = open_session(Request(inventory, options, ask_become_pass, as_json))
-    found = make_plan(session, facts, save)
-    if as_json:
+    case = make_case(session, facts, save)
+    found = plan_of(case, curves=html is not None and not what_if)
+    shown = found
+    if what_if:
+        token = session.secrets.get("ppdeploy_hf_token")
+        shown = plan_of(change(case, found, what_if, token), curves=html is not None)
+    if html:
+        write_page(html, shown)
+    if as_json and what_if:
+        both = {"before": found.model_dump(mode="json"), "after": shown.model_dump(mode="json")}
+        print_json({"schema": 1, "what_if": what_if, **both}, session.redactor)
+    elif as_json:
         print_json(found.model_dump(mode="json"), session.redactor)
+    elif what_if:
+        print_report(*compare_report(found, shown, what_if))
     else:
-        print_report(*plan_report(found))
-    refuse_blocked(found)
+        print_report(*plan_report(found, verbose=verbose > 0))
+    refuse_blocked(shown)
 
 
 def render(
@@ -103,7 +129,14 @@ def render(
         vault_ids=vault_ids,
     )
     session = open_session(Request(inventory, options, ask_become_pass, as_json))
-    found = make_plan(session, facts, None)
+    case = make_case(session, facts, None)
+    if case.assumed:
+        raise InputError(
+            "facts that are assumed make no files for a host",
+            where=f"--facts {facts}",
+            remedy="take the facts of the hosts with `ppdeploy plan --save-facts FILE`",
+        )
+    found = plan_of(case)
     files = {node.host: render_node(found, node.host) for pipeline in found.pipelines for node in pipeline.nodes}
     written = write_files(out, files)
     if as_json:
@@ -112,16 +145,27 @@ def render(
         print_report(*map(str, written))
 
 
-def make_plan(session: Session, facts: Path | None, save: Path | None) -> Plan:
-    """Return the plan from saved facts, or from those that the hosts give now."""
+def make_case(session: Session, facts: Path | None, save: Path | None) -> Case:
+    """Return what the plan is made of, from facts of a file, or from those that the hosts give now."""
     if facts:
-        return session.plan_from_facts(load_facts(facts))
+        return session.case_from_facts(*read_facts(facts, session.spec))
     session.check_models()
     result = session.take_facts()
     if save:
         save_facts(save, typed_facts(result))
         say(f"wrote {save}")
-    return session.plan_from_play(result)
+    return session.case_from_play(result)
+
+
+def write_page(path: Path, found: Plan) -> None:
+    """Write the plan as a page; InputError when the file cannot be written."""
+    try:
+        path.write_text(plan_page(found), encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"the page cannot be written: {error.strerror}", where=f"--html {path}", remedy="name a file you may write"
+        ) from error
+    say(f"wrote {path}")
 
 
 def refuse_blocked(found: Plan) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from ppdeploy.cli.options import Request
 from ppdeploy.errors import InputError, PpdeployError
 from ppdeploy.facts import NodeFacts
-from ppdeploy.plan import Plan
+from ppdeploy.plan import PipelinePlan, Plan
 from ppdeploy.play import make_plan, resolve_models, spec_of_play, whole_pipelines
 from ppdeploy.run import (
     Passwords,
@@ -24,6 +24,7 @@ from ppdeploy.run import (
 )
 from ppdeploy.run.sentences import failure_sentence
 from ppdeploy.spec import Inventory, Spec, load_inventory, secret_variable_names
+from ppdeploy.what_if import Case
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,10 @@ class Session:
 
     def plan_from_play(self, result: RunResult) -> Plan:
         """Return the plan that follows from what a play read: each host's values and facts."""
+        return plan_of(self.case_from_play(result))
+
+    def case_from_play(self, result: RunResult) -> Case:
+        """Return all that the plan is made of, from what a play read."""
         values = {host: facts[plays.VALUES] for host, facts in result.facts.items() if plays.VALUES in facts}
         spec = spec_of_play(
             {
@@ -90,10 +95,10 @@ class Session:
                 "directory": str(self.inventory.directory),
             }
         )
-        return self.plan(spec, typed_facts(result))
+        return self.case(spec, typed_facts(result))
 
-    def plan_from_facts(self, facts: Mapping[str, NodeFacts]) -> Plan:
-        """Return the plan that follows from saved facts, without any host."""
+    def case_from_facts(self, facts: Mapping[str, NodeFacts], assumed: tuple[str, ...] = ()) -> Case:
+        """Return all that the plan is made of, from facts of a file; `assumed` are the hosts that nobody asked."""
         missing = [host.name for pipeline in self.spec.pipelines for host in pipeline.hosts if host.name not in facts]
         if missing:
             raise InputError(
@@ -108,15 +113,16 @@ class Session:
                 where=str(self.inventory.path),
                 remedy="leave --facts out, or give these variables plain values",
             )
-        return self.plan(self.spec, facts)
+        return self.case(self.spec, facts, assumed)
 
-    def plan(self, spec: Spec, facts: Mapping[str, NodeFacts]) -> Plan:
-        """Return the plan of the pipelines whose hosts all have facts."""
+    def case(self, spec: Spec, facts: Mapping[str, NodeFacts], assumed: tuple[str, ...] = ()) -> Case:
+        """Return the case of the pipelines whose hosts all have facts."""
         members = {pipeline.name: [host.name for host in pipeline.hosts] for pipeline in spec.pipelines}
         chosen = whole_pipelines(members, facts)
         pipelines = tuple(pipeline for pipeline in spec.pipelines if pipeline.name in chosen)
         spec = spec.model_copy(update={"pipelines": pipelines})
-        return make_plan(spec, facts, resolve_models(spec, self.secrets.get("ppdeploy_hf_token")))
+        models = resolve_models(spec, self.secrets.get("ppdeploy_hf_token"))
+        return Case(spec, facts, models, assumed=assumed)
 
     def unreachable_reason(self, host: str, result: Mapping[str, Any]) -> str:
         """Return in a sentence why a host could not be asked; `result` is what Ansible says of it."""
@@ -133,6 +139,17 @@ class Session:
             except PpdeployError as typed:
                 return typed
         return error
+
+
+def plan_of(case: Case, *, curves: bool = False) -> Plan:
+    """Return the plan of a case; with `curves`, what drawings show of its speed as well."""
+    plan = make_plan(case.spec, case.facts, case.models, latency_seconds=case.latency_seconds, curves=curves)
+    assumed = tuple(host for host in case.assumed if any(host in _hosts(one) for one in plan.pipelines))
+    return plan.model_copy(update={"assumed": assumed}) if assumed else plan
+
+
+def _hosts(pipeline: PipelinePlan) -> set[str]:
+    return {node.host for node in pipeline.nodes}
 
 
 def typed_facts(result: RunResult) -> dict[str, NodeFacts]:

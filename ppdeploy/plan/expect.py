@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ppdeploy.model import ModelShape
 from ppdeploy.plan.decide import Decision
@@ -56,7 +57,10 @@ def expect(
         latency_seconds=latency,
     )
     size = handoff_bytes(shape.hidden_size, 4 if (dtype or "").startswith("float32") else 2)
-    links = [_link(load, pair, rate, latency) for load, pair, rate in zip(decision.loads, _pairs(hosts), rates)]
+    links = [
+        _link(load, pair, rate, latency)
+        for load, pair, rate in zip(decision.loads[:-1], _pairs(hosts), rates, strict=True)
+    ]
     if any(link is None for link in links):
         return _without_rate(pipeline, known, hosts, rates, links, size)
     joined = Pipeline(_shared(decision.loads), tuple(link for link in links if link is not None), size)
@@ -102,7 +106,7 @@ def running(capacity: Capacity, tokens: int) -> int:
 
 
 def _pairs(hosts: Sequence[str]) -> list[tuple[str, str]]:
-    return list(zip(hosts, hosts[1:], strict=False))
+    return list(pairwise(hosts))
 
 
 def _rate_mbit(fabric: Mapping[str, Fabric], sender: str, receiver: str) -> int | None:

@@ -211,6 +211,24 @@ for _entry in GPUS:
     _BY_NAME.setdefault(_key(_entry.name), []).append(_entry)
 
 
+_FAMILIES = {
+    "a100": ("a100-sxm4-80gb", "a100-sxm4-40gb"),
+    "v100": ("tesla v100-sxm2-32gb", "tesla v100-sxm2-16gb"),
+}
+"""Names that people use for cards of several sizes, which have names of their own."""
+
+
+def cards(name: str) -> tuple[Gpu, ...]:
+    """Return the rows of a card, by nvidia-smi's name or one that people use: one for each size of its memory."""
+    key = _key(name)
+    key = _ALIASES.get(key, key)
+    return tuple(
+        row
+        for known in _FAMILIES.get(key, (key,))
+        for row in _BY_NAME.get(known) or _BY_NAME.get(f"geforce {known}") or ()
+    )
+
+
 def find_gpu(nvidia_smi_name: str, memory_bytes: int) -> Gpu | None:
     """Return the GPU that `nvidia-smi` calls so, with the memory it reports, or None when the table has none.
 
@@ -219,9 +237,7 @@ def find_gpu(nvidia_smi_name: str, memory_bytes: int) -> Gpu | None:
     0 means unknown (`nvidia-smi` gives no total where memory is shared): the first of the table.
     `GeForce` may be left out; a laptop's GPU is another chip than the desktop's of that name, so it is never found.
     """
-    key = _key(nvidia_smi_name)
-    key = _ALIASES.get(key, key)
-    rows = _BY_NAME.get(key) or _BY_NAME.get(f"geforce {key}")
+    rows = cards(nvidia_smi_name)
     if not rows:
         return None
     if memory_bytes <= 0:

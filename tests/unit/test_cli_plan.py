@@ -33,7 +33,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_tables_say_what_will_run_where_and_why(cluster: Cluster, command: Command) -> None:
-    outcome = command("plan", "-i", cluster.inventory, "--facts", cluster.facts)
+    outcome = command("plan", "-i", cluster.inventory, "--facts", cluster.facts, "--verbose")
     assert outcome.code == 0, outcome.err
     assert "stage 0 with layers 0-1" in outcome.out
     assert "stage 1 with layers 2-3" in outcome.out
@@ -44,8 +44,22 @@ def test_the_tables_say_what_will_run_where_and_why(cluster: Cluster, command: C
     assert "hf_verysecret" not in outcome.out + outcome.err
 
 
+def test_the_short_plan_says_what_fits_and_how_fast_and_leaves_out_command_lines(
+    cluster: Cluster, command: Command
+) -> None:
+    outcome = command("plan", "-i", cluster.inventory, "--facts", cluster.facts)
+    assert outcome.code == 0, outcome.err
+    assert "it fits: requests of up to 4,096 tokens" in outcome.out
+    assert "stage 1 with layers 2-3 on CPU" in outcome.out
+    assert "10 Gbit/s" in outcome.out
+    assert "on cpu only its order of magnitude holds" in outcome.out
+    assert "weights" in outcome.out
+    assert "--headless" not in outcome.out
+    assert "ppdeploy plan --verbose" in outcome.out
+
+
 def test_nothing_is_cut_or_folded_in_a_file(cluster: Cluster, command: Command) -> None:
-    lines = command("plan", "-i", cluster.inventory, "--facts", cluster.facts).out.splitlines()
+    lines = command("plan", "-i", cluster.inventory, "--facts", cluster.facts, "-v").out.splitlines()
     (argv,) = (line for line in lines if "--node-rank 0" in line)
     assert len(argv) > 200
     assert "…" not in "".join(lines)
@@ -58,6 +72,55 @@ def test_json_is_the_plan_with_the_version_of_its_schema(cluster: Cluster, comma
     assert [node["host"] for node in document["pipelines"][0]["nodes"]] == ["node1", "node2"]
     assert "hf_verysecret" not in outcome.out
     Plan.model_validate(document)
+
+
+def test_a_page_is_written_beside_the_plan(cluster: Cluster, command: Command, tmp_path: Path) -> None:
+    outcome = command("plan", "-i", cluster.inventory, "--facts", cluster.facts, "--html", tmp_path / "plan.html")
+    assert outcome.code == 0, outcome.err
+    page = (tmp_path / "plan.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "node2" in page
+    assert "hf_verysecret" not in page
+    missing = tmp_path / "none" / "plan.html"
+    refused = command("plan", "-i", cluster.inventory, "--facts", cluster.facts, "--html", missing)
+    assert refused.code == 2
+    assert "--html" in refused.err
+
+
+def test_what_if_shows_both_plans_side_by_side(cluster: Cluster, command: Command) -> None:
+    words = ("plan", "-i", cluster.inventory, "--facts", cluster.facts, "--what-if", "fabric=1g")
+    outcome = command(*words)
+    assert outcome.code == 0, outcome.err
+    (line,) = (line for line in outcome.out.splitlines() if line.startswith("fabric "))
+    assert line.split() == ["fabric", "10", "Gbit/s", "1", "Gbit/s"]
+    both = json.loads(command(*words, "--json").out)
+    assert both["schema"] == 1
+    rates = [Plan.model_validate(both[name]).pipelines[0].nodes[0].fabric.speed_mbit for name in ("before", "after")]
+    assert rates == [10000, 1000]
+
+
+@pytest.mark.parametrize("words", ["fabric=fast", "nodes=2", "nodes=+1x nothing", "model=/nowhere", "speed=1", "x"])
+def test_a_change_that_cannot_be_read_is_wrong_input_in_one_sentence(
+    cluster: Cluster, command: Command, words: str
+) -> None:
+    outcome = command("plan", "-i", cluster.inventory, "--facts", cluster.facts, "--what-if", words)
+    assert outcome.code == 2
+    assert f"--what-if '{words}'" in outcome.err
+    assert outcome.out == ""
+
+
+def test_facts_written_by_hand_are_planned_and_called_assumed(
+    cluster: Cluster, command: Command, tmp_path: Path
+) -> None:
+    short = tmp_path / "facts.yml"
+    short.write_text("node1: {fabric: 1g, memory_gib: 16}\nnode2: {fabric: 2.5g, memory_gib: 32}\n")
+    outcome = command("plan", "-i", cluster.inventory, "--facts", short)
+    assert outcome.code == 0, outcome.err
+    assert "assumed, not read from the hosts: the facts of node1, node2" in outcome.out
+    assert "1 Gbit/s" in outcome.out
+    refused = command("render", "-i", cluster.inventory, "--facts", short, "--out", tmp_path / "out")
+    assert refused.code == 2
+    assert "assumed" in refused.err
 
 
 def test_render_writes_what_the_plan_names(cluster: Cluster, command: Command, tmp_path: Path) -> None:
@@ -120,7 +183,7 @@ def test_a_plan_that_cannot_be_applied_is_shown_and_then_blocked(
     facts = make_cluster(2)
     without_systemd = facts["node2"].os.model_copy(update={"systemd_version": None, "system_state": None})
     facts["node2"] = facts["node2"].model_copy(update={"os": without_systemd})
-    monkeypatch.setattr("ppdeploy.cli.planning.load_facts", lambda _path: facts)
+    monkeypatch.setattr("ppdeploy.cli.planning.read_facts", lambda _path, _spec: (facts, ()))
     outcome = command("plan", "-i", cluster.inventory, "--facts", cluster.facts)
     assert outcome.code == 3
     assert "stage 0" in outcome.out
