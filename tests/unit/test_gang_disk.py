@@ -12,7 +12,7 @@ from ppdeploy.agent import disk
 
 def _statvfs(monkeypatch: pytest.MonkeyPatch, *, flags: int = 0, free_blocks: int = 10**6) -> None:
     answer = os.statvfs_result((4096, 4096, 10**6, free_blocks, free_blocks, 10, 10, 10, flags, 255))
-    monkeypatch.setattr(disk.os, "statvfs", lambda _folder: answer)
+    monkeypatch.setattr(os, "statvfs", lambda _folder: answer)
 
 
 def test_a_folder_with_room_is_no_trouble(tmp_path: Path) -> None:
