@@ -75,8 +75,8 @@ def capacity_text(pipeline: PipelinePlan) -> str:
 
 def outlook_note(outlook: Outlook) -> str:
     """Return what the speeds are for, and how far to trust them."""
-    text = f"prompts of {outlook.input_tokens:,} tokens, answers of {outlook.output_tokens:,}; a prediction, "
-    return text + ("on cpu only its order of magnitude holds" if outlook.rough else "usually within 20 %")
+    trust = f"a rough prediction ({outlook.rough})" if outlook.rough else "a prediction, within 20 % where measured"
+    return f"prompts of {outlook.input_tokens:,} tokens, answers of {outlook.output_tokens:,}; {trust}"
 
 
 def advice(pipeline: PipelinePlan) -> Iterator[str]:

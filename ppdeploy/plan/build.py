@@ -126,7 +126,7 @@ def _pipeline(
         source.shape,
         fabric,
         latency_seconds=latency_seconds,
-        dtype=str(wants.vllm_args.get("dtype") or source.shape.dtype or ""),
+        dtype=str(wants.vllm_args.get("dtype") or ""),
         curves=curves,
     )
     lock = _environment(spec, facts)

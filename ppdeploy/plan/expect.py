@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ppdeploy.model import ModelShape
 from ppdeploy.plan.decide import Decision
-from ppdeploy.plan.network import ETHERNET_RATES, LAN_LATENCY, SOCKET_BITS, TCP_GOODPUT, Link, handoff_bytes
+from ppdeploy.plan.network import LAN_LATENCY, SOCKET_BITS, TCP_GOODPUT, Link, handoff_bytes
 from ppdeploy.plan.outlook import LinkOutlook, LoadPrediction, outlook
 from ppdeploy.plan.serving import Load, Pipeline, Prediction, Settings, predict
 from ppdeploy.plan.speed import StageLoad
@@ -51,7 +51,7 @@ def expect(
     rates = [_rate_mbit(fabric, *pair) for pair in _pairs(hosts)]
     prompt, answer = request_tokens(decision.capacity.max_model_len)
     known = Outlook(
-        rough=decision.serving.device == "cpu",
+        rough=_rough(decision, shape),
         input_tokens=prompt,
         output_tokens=answer,
         latency_seconds=latency,
@@ -85,6 +85,21 @@ def expect(
             "curves": _curves(joined, hosts, settings, prompt, answer) if curves and found.predictions else (),
         }
     ), tuple(_findings(pipeline, told))
+
+
+def _rough(decision: Decision, shape: ModelShape) -> str:
+    """Return in what a pipeline differs from those that the model of speed was measured on (docs/speed.md)."""
+    if decision.serving.device == "cpu":
+        return "a CPU's speed is hardly known"
+    differs = {
+        "mixtures of experts": shape.num_experts > 0,
+        "quantised weights": shape.quantization is not None,
+        "tensor parallelism": decision.serving.tensor_parallel_size > 1,
+        f"{len(decision.memory)} stages": len(decision.memory) > 2,
+        "other GPUs than H200": any("H200" not in gpu.name for gpu in decision.gpus),
+    }
+    found = ", ".join(what for what, true in differs.items() if true)
+    return f"not measured: {found}" if found else ""
 
 
 def request_tokens(max_model_len: int) -> tuple[int, int]:

@@ -80,7 +80,10 @@ def serving_of(
 
 def kv_value_bytes(cache: str, dtype: str, checkpoint: str | None) -> float:
     """Return the bytes of one cached value. `auto` is the model's own type; nvfp4 has a scale for each 16 values."""
-    kind = cache if cache != "auto" else dtype if dtype != "auto" else (checkpoint or "bfloat16")
+    kind = cache if cache != "auto" else dtype
+    if kind == "auto":
+        # A checkpoint in 32 bits is served in 16 (vllm/config/model.py, `_resolve_auto_dtype`).
+        kind = "bfloat16" if checkpoint in (None, "float32", "float") else checkpoint
     if kind.startswith(("fp8", "int8", "float8")):
         return 1
     if kind.startswith("nvfp4"):

@@ -22,6 +22,13 @@ REDUCE_LATENCY = 20e-6
 """Seconds of one all-reduce of a TP group, besides its bytes; not measured here."""
 
 
+EXPERT_LAYER_SECONDS = 0.2e-3
+"""Seconds of a step in each layer of routed experts that are neither computing nor reading: routing, sorting, many
+small kernels. Set from public reports, not fitted: DeepSeek-R1 on 16 H100 takes 31 ms a token alone
+(tenstorrent/tt-inference-server issue 356; 30 tokens/s with vLLM in sgl-project/sglang issue 3656, both 2025), which is
+0.4 ms a layer over what the roofline says; newer kernels need less, so half of it. A factor of two either way."""
+
+
 @dataclass(frozen=True)
 class Constants:
     """What vLLM reaches of the hardware: fitted by `scripts/fit_speed.py`, see the module's docstring."""
@@ -113,7 +120,8 @@ def stage_seconds(
     flops = load.flops_per_token * tokens + load.head_flops * max(decode_sequences, 1)
     flops += load.attention_flops * (prefill_tokens * before + decode_sequences * context)
     compute = flops / (compute_rate(load.gpu, load.compute) * load.gpus * constants.compute_efficiency)
-    return max(memory, compute) + constants.stage_overhead + reduce_seconds(load, tokens)
+    fixed = constants.stage_overhead + (EXPERT_LAYER_SECONDS * load.layers if load.experts else 0.0)
+    return max(memory, compute) + fixed + reduce_seconds(load, tokens)
 
 
 def reduce_seconds(load: StageLoad, tokens: float) -> float:

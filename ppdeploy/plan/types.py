@@ -145,7 +145,7 @@ class Outlook(Frozen):
     """The speed to expect of a pipeline. A prediction (docs/speed.md), and no part of the release."""
 
     unknown: str = Field(default="", description="why no speed is predicted; empty: it is")
-    rough: bool = Field(description="on cpu: only the order of magnitude holds")
+    rough: str = Field(default="", description="why only the order of magnitude holds; empty: it is what was measured")
     input_tokens: int = Field(description="tokens of each prompt that is predicted for")
     output_tokens: int = Field(description="tokens of each answer")
     latency_seconds: float = Field(description="one way between two hosts, as assumed")

@@ -52,7 +52,7 @@ def test_the_short_plan_says_what_fits_and_how_fast_and_leaves_out_command_lines
     assert "it fits: requests of up to 4,096 tokens" in outcome.out
     assert "stage 1 with layers 2-3 on CPU" in outcome.out
     assert "10 Gbit/s" in outcome.out
-    assert "on cpu only its order of magnitude holds" in outcome.out
+    assert "a rough prediction (a CPU's speed is hardly known)" in outcome.out
     assert "weights" in outcome.out
     assert "--headless" not in outcome.out
     assert "ppdeploy plan --verbose" in outcome.out

@@ -169,6 +169,7 @@ def test_nodes_with_different_defaults_are_made_to_agree() -> None:
         ("auto", "auto", "bfloat16", 2),
         ("auto", "auto", None, 2),
         ("auto", "float32", "bfloat16", 4),
+        ("auto", "auto", "float32", 2),
         ("fp8_e5m2", "auto", "bfloat16", 1),
         ("bfloat16", "auto", "float32", 2),
         ("nvfp4", "auto", "bfloat16", 0.5625),
