@@ -17,7 +17,8 @@ Goal = Literal["throughput", "context", "latency"]
 class Frozen(BaseModel):
     """Base of all plan types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # What is printed has every field, whether or not it has a default.
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_serialization_defaults_required=True)
 
 
 class Finding(Frozen):

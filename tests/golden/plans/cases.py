@@ -78,7 +78,7 @@ def shape_of(name: str) -> ModelShape:
     return parse_config(text, where=f"{name}.json", weight_bytes=0, quantization=quantization)
 
 
-def plan_of(case: Case) -> Plan:
+def plan_of(case: Case, *, curves: bool = False) -> Plan:
     """Return the plan of a case, from short facts."""
     short = {
         f"node{number}": ShortFacts(gpus=tuple(gpus), fabric=case.fabric, memory_gib=256)
@@ -99,7 +99,7 @@ def plan_of(case: Case) -> Plan:
         shape=sized,
         manifest=Manifest(files=files),
     )
-    return make_plan(spec, expand(short, spec), {"tiny": source})
+    return make_plan(spec, expand(short, spec), {"tiny": source}, curves=curves)
 
 
 def kept(pipeline: PipelinePlan) -> dict[str, Any]:
