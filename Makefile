@@ -7,7 +7,7 @@ BIN := .venv/bin
 PARALLEL := --numprocesses logical
 export PYTHON
 
-.PHONY: help demo test unit sim lab-test faults faults-stand-in soak lint format bench-apply venv constraints clean distclean
+.PHONY: help demo test unit sim browser-test lab-test faults faults-stand-in soak lint format bench-apply venv constraints clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -16,9 +16,11 @@ demo: .venv/.made ## Serve a tiny model on two hosts of the lab, and read a comp
 	@scripts/bootstrap.sh system
 	@$(BIN)/ppdeploy demo
 
-test: lint ## Everything: lint, unit and golden tests, and the lab's (root)
+test: lint ## Everything: lint, unit and golden tests, the plan's page in a browser, and the lab's (root)
 	@scripts/bootstrap.sh system
+	@scripts/bootstrap.sh browser
 	@$(BIN)/pytest $(PARALLEL) --ignore tests/lab
+	@$(BIN)/pytest tests/browser
 	@$(BIN)/pytest tests/lab
 
 unit: .venv/.made ## The tests that need no root and no network
@@ -26,6 +28,10 @@ unit: .venv/.made ## The tests that need no root and no network
 
 sim: .venv/.made ## 5,000 stories of gangs under faults (about 20 minutes of a core); the tests tell 80
 	@PPDEPLOY_SIM_RUNS=5000 $(BIN)/pytest tests/sim/test_faults.py
+
+browser-test: .venv/.made ## The plan's page in Chromium, on a phone and on a desk (Debian: installs chromium, root)
+	@scripts/bootstrap.sh browser
+	@$(BIN)/pytest tests/browser
 
 lab-test: .venv/.made ## The tests on real hosts of the lab (root)
 	@scripts/bootstrap.sh system

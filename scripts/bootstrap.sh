@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings a checkout to life: `bootstrap.sh venv` makes .venv, `bootstrap.sh system` installs what the lab needs,
-# `bootstrap.sh faults` what `make faults` needs beside it.
+# `bootstrap.sh faults` what `make faults` needs beside it, `bootstrap.sh browser` the one that the plan's page is looked at in.
 # Packages are named before they are installed, and only those are installed that are missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -53,6 +53,11 @@ faults_packages() {
     install_packages "a library that fakes the time" libfaketime
 }
 
+browser_packages() {
+  command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null ||
+    install_packages "a browser to look at the plan's page in" chromium
+}
+
 # A Python is good enough when it is new enough; `ensurepip` is a package of its own in Debian.
 find_python() {
   local candidate
@@ -88,5 +93,6 @@ case ${1:-} in
   venv) virtual_environment ;;
   system) system_packages ;;
   faults) faults_packages ;;
-  *) die "usage: scripts/bootstrap.sh venv | system | faults" ;;
+  browser) browser_packages ;;
+  *) die "usage: scripts/bootstrap.sh venv | system | faults | browser" ;;
 esac
