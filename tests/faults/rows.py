@@ -161,7 +161,7 @@ def file_edited(gang: Gang, name: str) -> None:
     time.sleep(6.0)
     assert gang.healthy(), "what runs goes on"
     _stays_down(gang, worker, f"{name} differs")
-    gang.shell(worker, f"sed -i '$d' {path}")
+    gang.shell(worker, f"sed -i '$d' {path}; systemctl daemon-reload")
     gang.wait(gang.healthy, PATIENCE)
 
 
