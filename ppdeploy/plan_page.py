@@ -128,6 +128,8 @@ def _stage(row: StageMemory, layers: int, *, inside: bool) -> dict[str, Any]:
         "device": f"{row.gpus} x {row.device}" if row.gpus > 1 else row.device,
         "strip": {"x": _percent(row.first_layer, layers), "width": _percent(row.layers, layers)},
         "parts": drawn,
+        # Where the GPU's memory ends, when the parts are more than it has.
+        "end": _percent(row.memory_bytes, total) if total > row.memory_bytes else "",
         "memory_text": ", ".join(part["text"] for part in drawn),
         "total": f"of {gib_text(row.memory_bytes)}{' each' if row.gpus > 1 else ''}{lacking}",
         "inside": inside,

@@ -18,6 +18,9 @@ from ppdeploy.report import SHORT_DIGEST, findings_report, gib_text, plain_table
 MOST_STAGES = 12
 """Stages that are drawn one by one; of more, the first and the last."""
 
+WORTH_SAYING = 1.05
+"""Gain of a faster link below which it is not worth its cable."""
+
 _VERDICTS = {"blocked": "red", "slow": "yellow", "ready": "green"}
 
 
@@ -67,9 +70,10 @@ def capacity_text(pipeline: PipelinePlan) -> str:
             f"it does not fit: stage {row.stage} on {row.host} lacks {gib_text(found.shortfall_bytes)}"
             f"{' on each GPU' if pipeline.device == 'cuda' else ''} for one request of {found.max_model_len:,} tokens"
         )
+    at_most = f"{found.requests_at_max:,.1f} requests of {found.max_model_len:,} tokens"
     return (
         f"it fits: requests of up to {found.longest_context:,} tokens; KV cache of {found.kv_tokens:,} tokens, at once "
-        f"{found.requests_at_max:,.1f} requests of {found.max_model_len:,} tokens or {found.requests_at_4k:,.0f} of 4,096"
+        f"{at_most} or {found.requests_at_4k:,.0f} of 4,096"
     )
 
 
@@ -89,23 +93,27 @@ def advice(pipeline: PipelinePlan) -> Iterator[str]:
         if link.sender != link.receiver and link.seconds_per_1000_tokens is not None:
             text = f"the slowest link is {link.sender} to {link.receiver}: "
             text += f"1,000 prompt tokens take {seconds_text(link.seconds_per_1000_tokens)}"
-            if link.faster:
+            if link.faster and link.gain >= WORTH_SAYING:
                 text += f"; {link.faster} would give {link.gain:.2f}x the tokens/s at 32 users"
+            elif link.faster:
+                text += "; a faster one would give hardly more at 32 users"
             yield text
     if outlook.requests_to_fill and outlook.requests_to_fill > 1:
         yield f"{outlook.requests_to_fill} requests at once keep all stages busy; fewer leave some of them idle"
     if outlook.best_speeds and outlook.best_batched_tokens:
         now, best = outlook.speeds[-1], outlook.best_speeds[-1]
+        gain = best.tokens_per_second / now.tokens_per_second
+        tokens = (
+            f"{speed_text(best.tokens_per_second)} instead of {speed_text(now.tokens_per_second)} tokens/s and "
+            if gain >= 1.02
+            else "about the same tokens/s and "
+        )
+        lower = outlook.best_batched_tokens < pipeline.capacity.sequences
         yield (
-            f"max-num-batched-tokens: {outlook.best_batched_tokens} in ppdeploy_vllm_args (now "
-            f"{pipeline.capacity.batched_tokens}) would give {speed_text(best.tokens_per_second)} instead of "
-            f"{speed_text(now.tokens_per_second)} tokens/s and the first token after {seconds_text(best.ttft_seconds)} "
-            f"instead of {seconds_text(now.ttft_seconds)} at {now.concurrency} users"
-            + (
-                f", with max-num-seqs: {outlook.best_batched_tokens}"
-                if outlook.best_batched_tokens < pipeline.capacity.sequences
-                else ""
-            )
+            f"steps of {outlook.best_batched_tokens} tokens (max-num-batched-tokens in ppdeploy_vllm_args, now "
+            f"{pipeline.capacity.batched_tokens}{'; max-num-seqs must be no higher' if lower else ''}) would give "
+            f"{tokens}the first token after {seconds_text(best.ttft_seconds)} instead of "
+            f"{seconds_text(now.ttft_seconds)} at {now.concurrency} users"
         )
 
 

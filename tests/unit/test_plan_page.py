@@ -83,6 +83,8 @@ def test_without_a_speed_the_page_says_why() -> None:
     page = plan_page(plan_of(CASES["qwen3-32b-2x-4090-1g"], curves=True))
     assert "No speed is predicted: the model does not fit." in page
     assert "<polyline" not in page
+    # The end of the GPU's memory is marked where the parts go beyond it.
+    assert page.count('fill="var(--blocked)"') == 2
 
 
 @pytest.mark.parametrize(("highest", "step"), [(100, 20), (99, 20), (101, 50), (0.7, 0.2), (5, 1), (1234, 500)])
