@@ -19,12 +19,12 @@ demo: .venv/.made ## Serve a tiny model on two hosts of the lab, and read a comp
 test: lint ## Everything: lint, unit and golden tests, the plan's page in a browser, and the lab's (root)
 	@scripts/bootstrap.sh system
 	@scripts/bootstrap.sh browser
-	@$(BIN)/pytest $(PARALLEL) --ignore tests/lab
+	@$(BIN)/pytest $(PARALLEL) tests/unit tests/sim tests/golden
 	@$(BIN)/pytest tests/browser
 	@$(BIN)/pytest tests/lab
 
 unit: .venv/.made ## The tests that need no root and no network
-	@$(BIN)/pytest $(PARALLEL) --ignore tests/lab
+	@$(BIN)/pytest $(PARALLEL) tests/unit tests/sim tests/golden
 
 sim: .venv/.made ## 5,000 stories of gangs under faults (about 20 minutes of a core); the tests tell 80
 	@PPDEPLOY_SIM_RUNS=5000 $(BIN)/pytest tests/sim/test_faults.py
