@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from tests.factories import make_cluster
 from tests.factories_plan import make_pipeline_spec, make_spec
 
 
-def spec(**wants: object) -> Spec:
+def spec(**wants: Any) -> Spec:
     return make_spec(make_pipeline_spec(["node1", "node2"], **wants))
 
 
