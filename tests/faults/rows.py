@@ -186,12 +186,11 @@ def other_vllm(gang: Gang) -> None:
     """Another version of vLLM in one node's environment."""
     worker = gang.nodes[1]
     site = "/opt/ppdeploy/venvs/*/lib/python3.*/site-packages"
-    found = gang.shell(worker, f"cd {site} && ls -d vllm-*.dist-info vllm_*.dist-info 2>/dev/null || true").split()
-    assert len(found) == 1, found
-    other = found[0].replace("0.32.0", "0.31.0")
-    gang.shell(worker, f"cd {site} && mv {found[0]} {other}")
-    _stays_down(gang, worker, "0.31.0 is installed, 0.32.0 is locked")
-    gang.shell(worker, f"cd {site} && mv {other} {found[0]}")
+    (found,) = gang.shell(worker, f"cd {site} && ls -d vllm-*.dist-info").split()
+    other = found.replace("0.32.0", "0.31.0")
+    gang.shell(worker, f"cd {site} && mv {found} {other}")
+    _stays_down(gang, worker, "vllm 0.31.0")
+    gang.shell(worker, f"cd {site} && mv {other} {found}")
     gang.wait(gang.healthy, PATIENCE)
 
 
