@@ -58,9 +58,11 @@ def test_the_links_lead_to_the_planned_release(host: Any, pipeline: PipelinePlan
     assert found == links(pipeline)
 
 
-def test_the_rank_is_up_and_only_its_agent_starts_it(unit: Mapping[str, str]) -> None:
+def test_the_rank_is_up_and_only_its_agent_starts_it(host: Any, unit: Mapping[str, str], node: NodePlan) -> None:
     assert unit["ActiveState"] == "active", unit["journal"]
     assert unit["UnitFileState"] == "static"
+    # What would start it at the next boot; systemd itself looks only when it is told to.
+    assert host.check_output("find /etc/systemd/system -path '*.wants/*' -name %s", node.unit) == ""
 
 
 def test_the_rank_has_not_died_since_it_was_started(unit: Mapping[str, str]) -> None:
