@@ -18,9 +18,6 @@ from ppdeploy.report import SHORT_DIGEST, findings_report, gib_text, plain_table
 MOST_STAGES = 12
 """Stages that are drawn one by one; of more, the first and the last."""
 
-LEAST_MEASURED = 2048
-"""Tokens of a step below which predictions were not compared with runs (docs/speed.md)."""
-
 WORTH_SAYING = 1.05
 """Gain of a faster link below which it is not worth its cable."""
 
@@ -112,13 +109,11 @@ def advice(pipeline: PipelinePlan) -> Iterator[str]:
             else "about the same tokens/s and "
         )
         lower = outlook.best_batched_tokens < pipeline.capacity.sequences
-        small = outlook.best_batched_tokens < LEAST_MEASURED
-        unmeasured = f"; steps below {LEAST_MEASURED} were not measured" if small else ""
         yield (
             f"steps of {outlook.best_batched_tokens} tokens (max-num-batched-tokens in ppdeploy_vllm_args, now "
             f"{pipeline.capacity.batched_tokens}{'; max-num-seqs must be no higher' if lower else ''}) would give "
             f"{tokens}the first token after {seconds_text(best.ttft_seconds)} instead of "
-            f"{seconds_text(now.ttft_seconds)} at {now.concurrency} users{unmeasured}"
+            f"{seconds_text(now.ttft_seconds)} at {now.concurrency} users"
         )
 
 
