@@ -46,7 +46,6 @@ FREE_FLAGS = [
     "enable-expert-parallel",
     "distributed-timeout-seconds",
     "cpu-distributed-timeout-seconds",
-    "shutdown-timeout",
     "disable-log-stats",
     "root-path",
     "disable-access-log-for-endpoints",
@@ -210,10 +209,9 @@ def test_whatever_the_plan_sets_itself_is_owned() -> None:
         "master_addr": "198.18.1.11",
         "master_port": 29501,
         "api_port": 8000,
-        "device": "cuda",
         "max_model_len": 1,
         "gpu_memory_utilization": 0.9,
-        "kv_cache_gib": 1,
+        "kv_cache_bytes": 1,
         "extra": {},
     }
     flags = {word[2:] for rank in (0, 1) for word in rank_argv(node_rank=rank, **common) if word.startswith("--")}
