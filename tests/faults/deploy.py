@@ -290,7 +290,7 @@ class Gang:
 class VllmGang(Gang):
     """The same with real vLLM ranks on a tiny model, set up by `ppdeploy apply` as anyone would."""
 
-    long_request: ClassVar[int] = 900
+    long_request: ClassVar[int] = 600
     short_request: ClassVar[int] = 100
 
     @property
