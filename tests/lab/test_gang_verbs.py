@@ -40,7 +40,9 @@ def test_status_tells_each_ranks_stage_release_and_memory(served: Cluster) -> No
         assert row["stages"].startswith("stage ")
         # A rank of vLLM on cpu has half a GiB for its libraries alone.
         assert row["memory"]["resident_bytes"] > 1 << 28
-    assert told["budget"]["left"] == told["budget"]["limit"] == 6
+    # Tests before this one may have spent some of it.
+    assert told["budget"]["limit"] == 6
+    assert told["budget"]["left"] == 6 - len(told["failures"])
     page = served.ppdeploy("status")
     assert f"pipeline {PIPELINE}: serving for " in page.out, page.said
 
