@@ -90,7 +90,7 @@ def test_stop_leaves_no_rank_and_a_second_one_changes_nothing(served: Cluster) -
     assert done.result["pipelines"][0]["reached"]
     assert set(served.pids().values()) == {0}
     for node in served.lab.nodes:
-        assert served.out(node, "pgrep -fc 'vllm serve' || true") == "0"
+        assert served.out(node, "pgrep -fc '[v]llm serve' || true") == "0"
     assert status(served)["phase"] == "stopped"
     again = served.ppdeploy("stop", "--json")
     assert (again.code, again.changed()) == (0, no_change()), again.said
