@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.faults.course import (
     BACK,
     PATIENCE,
+    SLACK,
     Stream,
     ask_for,
     at,
@@ -38,8 +39,8 @@ def rank_killed(gang: Gang, who: str, *, busy: bool) -> None:
     killed = time.monotonic()
     went = course(gang, kill_main(gang, _node(gang, who)))
     tell(f"{who}'s rank killed, {'busy' if busy else 'idle'}", went)
-    assert went.seen < 3.0
-    assert went.seen + went.pause < BACK
+    assert went.seen < SLACK * 3.0
+    assert went.seen + went.pause < SLACK * BACK
     assert generation(gang) == before + 1
     if stream is not None:
         _client_got_an_error(stream, killed)
@@ -54,8 +55,8 @@ def engine_core_killed(gang: Gang) -> None:
     killed = time.monotonic()
     went = course(gang, at(gang, gang.head, f"kill -KILL {pid}"))
     tell("head's engine core killed, busy", went)
-    assert went.seen < 3.0
-    assert went.seen + went.pause < BACK
+    assert went.seen < SLACK * 3.0
+    assert went.seen + went.pause < SLACK * BACK
     _client_got_an_error(stream, killed)
 
 
@@ -64,11 +65,10 @@ def whole_unit_killed(gang: Gang) -> None:
     worker = gang.nodes[1]
     old = gang.main_pid(worker)
     since = at(gang, gang.head, f"systemctl kill --signal=SIGKILL {UNIT}")
-    gone = gang.wait(lambda: gang.main_pid(worker) != old, 20.0)
-    assert gone < 10.0
+    gone = gang.wait(lambda: gang.main_pid(worker) != old, SLACK * 10.0)
     went = course(gang, since)
     tell("head's whole unit killed", f"worker's rank gone after {gone:.1f} s; {went}")
-    assert went.seen + went.pause < BACK
+    assert went.seen + went.pause < SLACK * BACK
 
 
 def rank_stopped(gang: Gang, who: str, *, busy: bool) -> None:
@@ -82,7 +82,7 @@ def rank_stopped(gang: Gang, who: str, *, busy: bool) -> None:
     went = course(gang, at(gang, node, f"kill -STOP {stop}"))
     tell(f"{who}'s rank stopped (SIGSTOP), {'busy' if busy else 'idle'}", went)
     assert went.seen < 30.0
-    assert went.pause < BACK
+    assert went.pause < SLACK * BACK
     if stream is not None:
         _client_got_an_error(stream, stopped, 30.0 + BACK)
 
@@ -135,7 +135,7 @@ def link_cut(gang: Gang, seconds: float) -> None:
     went = course(gang, healed)
     tell(f"link cut {seconds:.0f} s", f"seen {seen:.1f} s, both sides stopped; after the healing: {went}")
     assert seen < 12.0
-    assert went.seen + went.pause < BACK
+    assert went.seen + went.pause < SLACK * BACK
     assert generation(gang) > before
     assert failures(gang) <= spent, "a host's or a link's fault spends no budget"
 
@@ -436,4 +436,4 @@ def _node(gang: Gang, who: str) -> str:
 def _client_got_an_error(stream: Stream, since: float, seconds: float = 15.0) -> None:
     stream.end(60)
     assert stream.status in {"000", "500"}
-    assert stream.ended - since < seconds
+    assert stream.ended - since < SLACK * seconds
