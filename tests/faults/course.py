@@ -15,7 +15,7 @@ BACK = 15.0
 """Seconds that a recovery may take beside the start of the ranks itself."""
 
 SLACK = 3.0
-"""How many times the seconds that are aimed at a shared machine may take before a test fails; they are printed always."""
+"""Times the seconds aimed at, after which a test fails: the machines are shared. The figures are printed always."""
 
 PATIENCE = 300.0
 """Seconds in which ranks start on a busy machine; a hang of the gang is what exceeds it."""
