@@ -27,7 +27,7 @@ def counts(config: dict[str, Any]) -> dict[str, Any]:
     Buffers that are saved with the weights count too. Layers come as [how many alike, parameters of each].
     """
     import torch  # noqa: PLC0415  (only where the reference is made)
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: PLC0415
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: PLC0415  (the same)
 
     plain = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
     if plain["model_type"] == "kimi_k2":  # a name for DeepSeek V3's classes that only its own code knows
@@ -62,12 +62,12 @@ def counts(config: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Rewrite the kept counts, and say what could not be built."""
-    import transformers  # noqa: PLC0415
+    import transformers  # noqa: PLC0415  (only where the reference is made)
 
     table: dict[str, Any] = {}
     for path in sorted(CONFIGS.glob("*.json")):
         table[path.stem] = counts(json.loads(path.read_text()))
-        print(f"{path.stem}: {table[path.stem]['total']}", file=sys.stderr)  # noqa: T201
+        print(f"{path.stem}: {table[path.stem]['total']}", file=sys.stderr)  # noqa: T201  (a script that tells how far it is)
     # One line for each model, so that a change shows which.
     lines = ",\n".join(f'  "{name}": {json.dumps(value)}' for name, value in table.items())
     head = f' "transformers": {json.dumps(transformers.__version__)},\n "models": {{'
