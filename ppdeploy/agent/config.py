@@ -47,7 +47,7 @@ class Config:
     @property
     def record(self) -> Path:
         """The head's two-slot record."""
-        return self.state / "generation"
+        return self.state / f"{self.pipeline}-generation"
 
     @property
     def command(self) -> Path:
@@ -56,8 +56,8 @@ class Config:
 
     @property
     def memory(self) -> Path:
-        """The node's memory of this boot."""
-        return self.run / "memory.json"
+        """The node's memory of this boot; who moves to another pipeline brings no members of the old one."""
+        return self.run / f"{self.pipeline}-memory.json"
 
     @property
     def boot(self) -> Path:
