@@ -107,7 +107,8 @@ def _config(data: dict[str, Any]) -> Config:
         cluster=str(data["cluster"]),
         pipeline=pipeline,
         node=str(data["node"]),
-        listen=tuple((str(address), int(at)) for address, at in data["listen"]),
+        # A pipeline of one node has its fabric on loopback: once is enough.
+        listen=tuple(dict.fromkeys((str(address), int(at)) for address, at in data["listen"])),
         port=port,
         key=Path(data.get("key", "/etc/ppdeploy/agent.key")),
         root=Path(data.get("root", "/opt/ppdeploy")),

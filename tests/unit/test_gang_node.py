@@ -386,6 +386,21 @@ def test_the_configuration_has_its_defaults_and_overrides(tmp_path: Path) -> Non
     assert str(found.releases) == "/opt/ppdeploy/p/releases"
 
 
+def test_a_pipeline_of_one_node_listens_on_loopback_once(tmp_path: Path) -> None:
+    path = tmp_path / "agent.json"
+    path.write_text(json.dumps({**_VALUES, "listen": [["127.0.0.1", 29500], ["127.0.0.1", 29500]]}))
+    assert config.load(path).listen == (("127.0.0.1", 29500),)
+
+
+def test_two_pipelines_share_no_record_and_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "agent.json"
+    path.write_text(json.dumps(_VALUES))
+    one = config.load(path)
+    path.write_text(json.dumps({**_VALUES, "pipeline": "q"}))
+    other = config.load(path)
+    assert {one.record, one.memory}.isdisjoint({other.record, other.memory})
+
+
 @pytest.mark.parametrize(
     "change",
     [{"settings": {"buget": 1}}, {"settings": {"budget": "x"}}, {"listen": [1]}, {"port": "x"}, {"settings": 3}],
