@@ -92,7 +92,7 @@ CHECKED = (
     Measured("2.5 Gbit", 4, 56.7, None, 8192, 6000, 64),
     Measured("1 Gbit", 4, 41.2, 2.767, 2048, 6000, 64),
 )
-"""Smaller chunks (those below 2048 measured on 2026-11-30, after the model was made), and long prompts; never fitted."""
+"""Smaller chunks (below 2048: measured on 2026-11-30, after the model was made) and long prompts; never fitted."""
 
 
 def pipeline(link: str, constants: Constants = CONSTANTS, socket_bits: float = SOCKET_BITS) -> Pipeline:

@@ -63,9 +63,9 @@ def test_a_host_may_have_its_own_memory_fraction_cores_and_nic() -> None:
     own = {"ppdeploy_gpu_memory_utilization": 0.8, "ppdeploy_fabric_interface": "eth1", "ppdeploy_omp_threads_bind": 1}
     hosts = build({"chat": ["a", "b"]}, {"b": own}).pipelines[0].hosts
     assert hosts[0].vars.model_dump(exclude_defaults=True) == {}
-    assert hosts[1].vars.model_dump(exclude_defaults=True) == {name.removeprefix("ppdeploy_"): v for name, v in own.items()} | {
-        "omp_threads_bind": "1"
-    }
+    assert hosts[1].vars.model_dump(exclude_defaults=True) == {
+        name.removeprefix("ppdeploy_"): v for name, v in own.items()
+    } | {"omp_threads_bind": "1"}
 
 
 def test_a_value_of_the_pipeline_cannot_differ_between_its_hosts() -> None:
