@@ -196,7 +196,7 @@ CPU_FLAGS = (
 FIREWALLS = ("ufw.service", "firewalld.service", "nftables.service", "iptables.service", "shorewall.service")
 BOOT = "/boot"
 MODULES = "/lib/modules"
-SHM = "/dev/shm"
+SHARED = "/dev"  # the folder in which shared memory is mounted, as `shm`
 NO_LIMIT = 2**63 - 1  # what stands for systemd's `infinity`
 # linux/ethtool.h and linux/sockios.h.
 SIOCETHTOOL = 0x8946
@@ -718,8 +718,8 @@ def main_memory() -> Facts:
 def shared_memory() -> int | None:
     """Return the size of /dev/shm in bytes, None where it is no file system of its own."""
     try:
-        about = os.statvfs(SHM)
-        apart = Path(SHM).stat().st_dev != Path(SHM).parent.stat().st_dev
+        about = os.statvfs(f"{SHARED}/shm")
+        apart = Path(SHARED, "shm").stat().st_dev != Path(SHARED).stat().st_dev
     except OSError:
         return None
     return about.f_blocks * about.f_frsize if apart else None

