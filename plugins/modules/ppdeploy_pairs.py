@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""What one node sees of its fabric peers: route, ARP, ping at the whole MTU, real TCP connections, clock, throughput."""
+"""What one node sees of its fabric peers: route, ARP, ping at the whole MTU, TCP connections, clock, throughput."""
 
 from __future__ import annotations
 
@@ -195,9 +195,8 @@ def said(error: OSError) -> str:
 
 def open_listener(params: Result) -> Result:
     """Listen on the ports in a process of its own, and return how to reach and how to end it."""
-    sockets, master_problem, master = [], None, False
-    for _ in range(params["ports"]):
-        sockets.append(listen(params["address"], 0))
+    sockets = [listen(params["address"], 0) for _ in range(params["ports"])]
+    master_problem, master = None, False
     if params["master_port"]:
         try:
             sockets.append(listen(params["address"], params["master_port"]))
@@ -259,10 +258,10 @@ def detach(sockets: list[socket.socket], token: str, allowed: set[str], lifetime
         for number in (0, 1, 2):
             os.dup2(nothing, number)
         keep = {sock.fileno() for sock in sockets} | {0, 1, 2}
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) not in keep:
+        for entry in list(Path("/proc/self/fd").iterdir()):
+            if int(entry.name) not in keep:
                 with contextlib.suppress(OSError):
-                    os.close(int(name))
+                    os.close(int(entry.name))
         os.chdir("/")
         serve(sockets, token, allowed)
     finally:
@@ -390,13 +389,11 @@ def probe_peer(problems: Problems, address: str, interface: str, mtu: int, peer:
 
 def counters(interface: str) -> Result | None:
     """Return the fault counters of an interface, None when it keeps none."""
-    found = {}
-    for name in COUNTERS:
-        try:
-            found[name] = int(Path(f"/sys/class/net/{interface}/statistics/{name}").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-    return found
+    base = Path(f"/sys/class/net/{interface}/statistics")
+    try:
+        return {name: int((base / name).read_text(encoding="utf-8")) for name in COUNTERS}
+    except (OSError, ValueError):
+        return None
 
 
 def routes_to(peers: list[str]) -> dict[str, Result]:
@@ -406,7 +403,8 @@ def routes_to(peers: list[str]) -> dict[str, Result]:
         raise OSError(errno.ENOENT, "ip is not installed")
     found = {}
     for peer in peers:
-        done = subprocess.run([tool, "-json", "route", "get", peer], capture_output=True, text=True, timeout=10)
+        command = [tool, "-json", "route", "get", peer]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
         listed = json.loads(done.stdout or "[]") if done.returncode == 0 else []
         way = listed[0] if listed else {}
         reason = " ".join(done.stderr.split()).replace("RTNETLINK answers: ", "") or "ip names none"
@@ -458,7 +456,7 @@ def frames(link: socket.socket, seconds: float) -> Iterator[bytes]:
 
 def checksum(data: bytes) -> int:
     """Return the Internet checksum (RFC 1071)."""
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data[: len(data) // 2 * 2]))
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data[: len(data) // 2 * 2]))
     total += data[-1] << 8 if len(data) % 2 else 0
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -547,9 +545,7 @@ def connect(address: str, peer: Result, port: int) -> Result:
 
 
 def clock(connects: list[Result]) -> Result | None:
-    """Return the peer's clock minus this one's in seconds, as the quickest answer tells it, and by how much at most
-    that is wrong.
-    """
+    """Return the peer's clock minus this one's in seconds, as the quickest answer tells it, and how wrong it may be."""
     best = min(connects, key=lambda one: one["clock"]["error_s"], default=None)
     return best["clock"] if best else None
 
@@ -573,7 +569,7 @@ def throughput(address: str, peer: Result) -> float | None:
 
 
 def read_speed(folder: str) -> Result | None:
-    """Read a large file for a moment, past the page cache; None where the folder has none or the disk cannot do that."""
+    """Read a large file for a moment, past the page cache; None where the folder has none."""
     large = largest_file(folder) if folder else None
     if large is None:
         return None
@@ -608,12 +604,19 @@ def largest_file(folder: str) -> str | None:
 # ---- the whole -----------------------------------------------------------------------------------
 
 
+def is_address(text: str) -> bool:
+    """Return whether a text is an IPv4 address."""
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def wrong_argument(params: Result) -> str | None:
     """Return what is wrong with the arguments as one sentence, None when nothing is."""
     for address in [params["address"], *(peer["address"] for peer in params["peers"])]:
-        try:
-            ipaddress.IPv4Address(address)
-        except ValueError:
+        if not is_address(address):
             return f"{address!r} is not an IPv4 address: give the fabric address, not a name"
     if params["action"] == "probe" and not params["interface"]:
         return "interface is missing: name the fabric interface"
@@ -663,9 +666,8 @@ def main() -> None:
     except OSError as error:
         module.fail_json(msg=f"{params['address']}: {said(error)}")
     if not closed:
-        module.fail_json(
-            msg=f"the listener {params['handle']} cannot be ended: kill -9 {params['handle'].split(':')[0]}"
-        )
+        pid = params["handle"].split(":")[0]
+        module.fail_json(msg=f"the listener cannot be ended (pid {pid}): run `kill -9 {pid}`")
     module.exit_json(changed=False, closed=True)
 
 

@@ -6,7 +6,7 @@ say the same by the same function.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 # Each of these files adds its checks to the lists in `types`; their order is the order of the list.
 from ppdeploy.plan.checks import gpu, nic, pair, pipeline, system
