@@ -23,7 +23,8 @@ if (ROOT / "ppdeploy" / "play.py").is_file() and str(ROOT) not in sys.path:
 
 try:
     import ppdeploy
-    from ppdeploy import play
+    from ppdeploy import checking, play
+    from ppdeploy.check_report import check_lines
     from ppdeploy.errors import InputError, PpdeployError
     from ppdeploy.gang import gang_status
     from ppdeploy.gang_report import status_lines
@@ -87,6 +88,36 @@ def status(groups: Mapping[str, list[str]], seen: Mapping[str, Mapping[str, Any]
     return status_lines(gang_status(groups, nodes))
 
 
+def _looks(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what a check saw of each host, from what its tasks registered."""
+    looks: dict[str, dict[str, Any]] = {}
+    for host, own in seen.items():
+        asked = own.get("ppdeploy__facts") or {}
+        looks[host] = {
+            "facts": asked.get("facts"),
+            "reason": str(asked.get("msg") or "it was not asked"),
+            "unreachable": bool(asked.get("unreachable")),
+            "received": own.get("ppdeploy__received"),
+            "listener": (own.get("ppdeploy__listening") or {}).get("listener"),
+            "probe": (own.get("ppdeploy__looked") or {}).get("probe"),
+        }
+    return looks
+
+
+def ways(inventory: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what each host is to look at, and how it listens for the others."""
+    return checking.ways_of_play(inventory, _looks(seen))
+
+
+def check(
+    inventory: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]], token: str | None = None
+) -> dict[str, list[str]]:
+    """Return what the checks come to: `lines` to print, and `blocked`, sentences of what must not be."""
+    found = checking.check_of_play(inventory, _looks(seen), token)
+    unasked = [f"{host}: {one.reason}" for host, one in found.unasked.items()]
+    return {"lines": check_lines(found), "blocked": unasked + [one.sentence() for one in found.of("blocked")]}
+
+
 def logs(seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the lines of all nodes by time; `seen` has for each host what was registered as `ppdeploy__logged`."""
     told = {host: own.get("ppdeploy__logged") or {} for host, own in seen.items()}
@@ -127,6 +158,9 @@ class FilterModule:
             "ppdeploy_gang_request": _told(play.gang_request_of_play),
             "ppdeploy_public_names": public_names,
             "ppdeploy_pick": pick,
+            "ppdeploy_ways": _told(ways),
+            "ppdeploy_probe_peers": checking.peers_to_probe,
+            "ppdeploy_check": _told(check),
             "ppdeploy_facts_request": _told(play.request_of_play),
             "ppdeploy_plan": _told(play.plan_of_play),
             "ppdeploy_push": _told(push_argv),

@@ -1,10 +1,9 @@
-"""`ppdeploy apply`, `check` and `smoke`: the play itself, its checks alone, and its proof alone."""
+"""`ppdeploy apply` and `smoke`: the play itself, and its proof alone."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -26,11 +25,10 @@ from ppdeploy.cli.options import (
     play_options,
 )
 from ppdeploy.cli.output import print_json, print_report, program, say
-from ppdeploy.cli.planning import refuse_blocked
 from ppdeploy.cli.session import Session, open_session
 from ppdeploy.errors import InputError
 from ppdeploy.plan import Plan
-from ppdeploy.report import apply_report, findings_report, pipeline_summary
+from ppdeploy.report import apply_report, pipeline_summary
 from ppdeploy.run import RunResult, cluster_lock, plays
 
 #: Lab hosts, and nobody else, have such management addresses (RFC 2544, benchmarks).
@@ -99,31 +97,6 @@ def apply_cluster(request: Request, *, hints: bool = True, forget: Sequence[str]
         elif hints:
             say(_next_commands(session, summaries))
     return summaries
-
-
-def check(request: Request) -> None:
-    """Check the hosts and the plan, and say what stands in the way of an apply. Changes nothing."""
-    session = open_session(replace(request, options=replace(request.options, tags=plays.CHECK_ROLE)))
-    session.check_models()
-    result = session.run(plays.SITE)
-    plan = _plan_of(session, result)
-    findings = [finding for pipeline in plan.pipelines for finding in pipeline.findings] if plan else []
-    if request.as_json:
-        error = session.error_of(result)
-        document = {
-            "schema": RESULT_SCHEMA,
-            "verb": "check",
-            "ok": error is None,
-            "error": str(error) if error else None,
-            "findings": [finding.model_dump(mode="json") for finding in findings],
-        }
-        print_json(document, session.redactor)
-    else:
-        print_report(*findings_report(findings))
-    _raise(session, result)
-    if plan:
-        refuse_blocked(plan)
-    say("an apply can start")
 
 
 def smoke(request: Request) -> None:

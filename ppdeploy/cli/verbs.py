@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ppdeploy.cli.applying import apply, check, smoke
+from ppdeploy.cli.applying import apply, smoke
 from ppdeploy.cli.bundling import bundle
+from ppdeploy.cli.checking import check
 from ppdeploy.cli.command import app
 from ppdeploy.cli.demo import demo
 from ppdeploy.cli.docs import docs_variables
@@ -20,7 +21,7 @@ app.command()(init)
 app.command()(plan)
 app.command()(render)
 app.command()(rules)
-cluster_verb(app, check)
+app.command()(check)
 app.command()(apply)
 cluster_verb(app, smoke)
 app.command()(status)

@@ -7,6 +7,7 @@ FACTS = "playbooks/facts.yml"
 SMOKE = "playbooks/smoke.yml"
 STATUS = "playbooks/status.yml"
 LOGS = "playbooks/logs.yml"
+CHECK = "playbooks/check.yml"
 
 #: Task whose result is what `ppdeploy_facts` returned.
 FACTS_TASK = "Ask every node for its facts"
@@ -24,8 +25,12 @@ STOPPED_TASK = "Wait until no rank is left"
 SERVES_NOT_TASK = "Fail where the gang does not serve"
 
 JOURNAL_TASK = "Read every node's journal"
+
+#: Tasks of `check`: a node listens for its peers, and looks at them.
+LISTEN_TASK = "Listen for the peers"
+PROBE_TASK = "Look at every peer"
 #: Tasks whose results the verbs read.
-KEPT_TASKS = (FACTS_TASK, GANG_TASK, ORDER_TASK, SERVING_TASK, STOPPED_TASK, JOURNAL_TASK)
+KEPT_TASKS = (FACTS_TASK, GANG_TASK, ORDER_TASK, SERVING_TASK, STOPPED_TASK, JOURNAL_TASK, LISTEN_TASK, PROBE_TASK)
 
 #: Play in which a failure means that the hosts are set up and the pipeline does not serve.
 SMOKE_PLAY = "Ask every pipeline for completions"
@@ -36,6 +41,9 @@ CHECK_ROLE = "preflight"
 #: What the verbs on a running gang hand to their plays: nodes to forget, and whether to wait for the outcome.
 FORGET = "ppdeploy__forget"
 WAIT = "ppdeploy__wait"
+#: Whether the play of `check` judges and prints what it saw; and when the facts came, which it sets.
+TELL = "ppdeploy__tell"
+RECEIVED = "ppdeploy__received"
 
 #: What the plays set with `set_fact`: each host's inventory values, the plan, the smoke test's reports.
 VALUES = "ppdeploy__values"
