@@ -91,8 +91,8 @@ class Checked:
 def ways_of_play(inventory: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return what `ppdeploy_pairs` is asked on each host that has peers to look at.
 
-    `address`, `interface`, `mtu`, `master_port` (0: not to be listened on), `models_dir`, and `peers`, each with
-    `host`, `address` and `send`, the seconds for which to send it data.
+    `address`, `interface`, `mtu`, `master_port` (0: not to be listened on), `models_dir`, `allowed`, who may connect,
+    and `peers`, each with `host`, `address` and `send`, the seconds for which to send it data.
     """
     return dict(_ways(spec_of_play(inventory), {host: _seen(host, own) for host, own in seen.items()}))
 
@@ -118,6 +118,7 @@ def _ways(spec: Spec, seen: Mapping[str, Seen]) -> Iterator[tuple[str, dict[str,
                     # A rank that starts at this very moment must find its port free.
                     "master_port": pipeline.vars.master_port if name == names[0] and not quiet else 0,
                     "models_dir": pipeline.vars.models_dir,
+                    "allowed": [{"address": fabric[other].address} for other in asked if other != name],
                     "peers": [
                         {
                             "host": other,

@@ -109,6 +109,8 @@ class NodeProbe(_Seen):
 
     address: str
     interface: str
+    closed: bool
+    """This node's own listener has ended: all its peers are done."""
     claims: tuple[str, ...] | None
     """MAC addresses of other machines that say they have this node's own address."""
     counters_before: NicCounters | None

@@ -11,10 +11,10 @@ short_description: Probe the way to every fabric peer
 version_added: "0.1.0"
 description:
   - V(open) starts a listener on this node, on ports that the kernel gives and on the master port where it is free, and
-    returns its C(token). V(probe) looks at every peer whose listener is open. V(close) ends the listener and waits
-    until it is gone.
+    returns its C(token). V(probe) looks at every peer whose listener is open, and tells it when it is done. V(close)
+    ends a listener that is left, and waits until it is gone.
   - The listener takes connections of O(peers) alone, answers with its token and its clock, and takes what a throughput
-    probe sends. It ends by itself after O(lifetime) seconds, whatever becomes of the play.
+    probe sends. It ends when all peers are done, and by itself after O(lifetime) seconds, whatever becomes of the play.
   - Nothing on the node is changed, so check mode is the same. What cannot be probed is V(null), with the reason in
     RV(problems).
   - Run it as root; ICMP and ARP need raw sockets.
@@ -78,7 +78,9 @@ options:
     type: int
     default: 60
   handle:
-    description: What V(open) returned as C(handle); V(close) ends that process and no other.
+    description:
+      - What V(open) returned as C(handle). V(probe) waits a moment for that process to end, V(close) ends it, and no
+        other.
     type: str
     default: ""
   read_below:
@@ -269,25 +271,32 @@ def detach(sockets: list[socket.socket], token: str, allowed: set[str], lifetime
 
 
 def serve(sockets: list[socket.socket], token: str, allowed: set[str]) -> None:
-    """Answer the peers until the process is ended."""
-    while True:
-        ready, _, _ = select.select(sockets, [], [])
+    """Answer the peers until all are done, or the process is ended."""
+    done: set[str] = set()
+    while not done >= allowed:
+        # A thread cannot wake this up: look now and then whether the last peer was done.
+        ready, _, _ = select.select(sockets, [], [], 0.1)
         for sock in ready:
             with contextlib.suppress(OSError):
                 connection, (address, _) = sock.accept()
                 if address in allowed:
-                    threading.Thread(target=answer, args=(connection, token), daemon=True).start()
+                    threading.Thread(target=answer, args=(connection, token, done, address), daemon=True).start()
                 else:
                     connection.close()
 
 
-def answer(connection: socket.socket, token: str) -> None:
-    """Answer `hello` with token and clock, and `send` with how many bytes came in each window of what follows."""
+def answer(connection: socket.socket, token: str, done: set[str], address: str) -> None:
+    """Answer `hello` with token and clock, and `send` with how many bytes came in each window of what follows.
+
+    `done` adds the peer's address to the set of that name.
+    """
     with connection, contextlib.suppress(OSError, ValueError):
         connection.settimeout(10)
         word = connection.recv(6)
         if word == b"hello\n":
             connection.sendall(json.dumps({"token": token, "time": time.time()}).encode() + b"\n")
+        elif word[:5] == b"done\n":
+            done.add(address)
         elif word[:5] == b"send\n":
             connection.sendall(json.dumps({"token": token, "windows": count(connection)}).encode() + b"\n")
 
@@ -362,9 +371,11 @@ def probe(params: Result) -> Result:
         if peer["send"] > 0 and peer["ports"]:
             name = f"throughput to {peer['address']}"
             seen[peer["address"]]["bits_per_second"] = problems.guard(name, throughput, address, peer)
+    tell_done(address, peers)
     return {
         "address": address,
         "interface": interface,
+        "closed": is_gone(params["handle"]),
         "claims": claims,
         "counters_before": before,
         "counters_after": counters(interface),
@@ -372,6 +383,30 @@ def probe(params: Result) -> Result:
         "peers": seen,
         "problems": problems.found,
     }
+
+
+def tell_done(address: str, peers: list[Result]) -> None:
+    """Tell the peers' listeners that this node is done; one that cannot be told ends all the same, a little later."""
+
+    def tell(peer: Result) -> None:
+        with contextlib.suppress(OSError):
+            to = (peer["address"], peer["ports"][0])
+            with socket.create_connection(to, PATIENCE, source_address=(address, 0)) as sock:
+                sock.sendall(b"done\n")
+
+    with ThreadPoolExecutor(max_workers=len(peers) + 1) as pool:
+        list(pool.map(tell, [peer for peer in peers if peer["ports"]]))
+
+
+def is_gone(handle: str) -> bool:
+    """Return whether this node's own listener has ended, or ends within a moment, since all its peers are done."""
+    pid, _, since = handle.partition(":")
+    deadline = time.monotonic() + PATIENCE
+    while since and started(int(pid)) == since:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def probe_peer(problems: Problems, address: str, interface: str, mtu: int, peer: Result) -> Result:

@@ -114,7 +114,8 @@ def _checked(session: Session, result: RunResult) -> Checked:
         "values": values,
         "directory": str(session.inventory.directory),
     }
-    seen = {host: _seen(session, result, host) for host in values}
+    received = next((own[plays.RECEIVED] for own in result.facts.values() if plays.RECEIVED in own), None)
+    seen = {host: {**_seen(session, result, host), "received": received} for host in values}
     return check_of_play(inventory, seen, session.secrets.get("ppdeploy_hf_token"))
 
 
@@ -130,7 +131,6 @@ def _seen(session: Session, result: RunResult, host: str) -> dict[str, Any]:
         return {"reason": reason, "unreachable": bool(facts.get("unreachable"))}
     return {
         "facts": facts["facts"],
-        "received": result.facts.get(host, {}).get(plays.RECEIVED),
         "listener": told(plays.LISTEN_TASK).get("listener"),
         "probe": told(plays.PROBE_TASK).get("probe"),
     }
