@@ -80,7 +80,7 @@ def checks_markdown(checks: Sequence[AnyCheck]) -> str:
         "*Blocked* means that a run must not start, *slow* that it costs speed or care. Those marked *apply* need no",
         "probe: they are findings of the plan, and stop `ppdeploy apply` before anything is touched.",
         "",
-        "This page is made from the list of checks by `scripts/check_docs.py`; a test compares them.",
+        "This page is made from the list of checks by `scripts/checks_page.py`; a test compares them.",
     ]
     titles = {"node": "Of a node", "pair": "Of a pair", "pipeline": "Of a pipeline"}
     for scope, title in titles.items():

@@ -297,7 +297,7 @@ def explained(checks: Iterable[AnyCheck]) -> list[dict[str, Any]]:
             "looks_at": check.looks_at,
             "remedy": check.general_remedy(),
             "source": check.source,
-            "stops_apply": check.by_facts and check.verdict == "blocked",
+            "stops_apply": check.in_plan and check.verdict == "blocked",
         }
         for check in checks
     ]

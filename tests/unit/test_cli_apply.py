@@ -216,21 +216,6 @@ def test_smoke_reports_without_changing_anything(cluster: Cluster, command: Comm
     assert json.loads(command("smoke", "-i", cluster.inventory, "--json").out)["smoke"] == SERVES["reports"]
 
 
-def test_check_runs_the_checks_alone(cluster: Cluster, command: Command, play: Play) -> None:
-    outcome = command("check", "-i", cluster.inventory)
-    assert outcome.code == 0, outcome.err
-    assert (play.calls[0]["playbook"], play.options.tags) == ("site.yml", "preflight")
-    assert "an apply can start" in outcome.err
-
-
-def test_check_says_what_blocks(cluster: Cluster, command: Command, play: Play) -> None:
-    check = failure(role=plays.CHECK_ROLE, sentence="port 8000 is taken by nginx")
-    play.result = applied(status="failed", failures=(check,), changed=0)
-    assert command("check", "-i", cluster.inventory).code == 3
-    document = json.loads(command("check", "-i", cluster.inventory, "--json").out)
-    assert (document["ok"], document["error"]) == (False, "node1: Copy it: port 8000 is taken by nginx")
-
-
 def test_secrets_of_the_inventory_are_hidden_wherever_they_turn_up(
     cluster: Cluster, command: Command, play: Play
 ) -> None:

@@ -674,3 +674,47 @@ def test_each_way_to_change_a_model_is_named(tmp_path: Path) -> None:
     assert found["gone"]["deviation"] == "model.safetensors: No such file or directory"
     assert found["manifest"]["deviation"] == ".ppdeploy-manifest.json is damaged"
     assert found["unfinished"]["deviation"] == ".ppdeploy-manifest.json is missing: the copy was never finished"
+
+
+def test_the_fastest_link_mode() -> None:
+    # Bits 5 and 47: 1000baseT/Full and 2500baseT/Full, as an i225 lists them.
+    assert module.fastest((1 << 5, 1 << 15, 0)) == 2500
+    assert module.fastest((1 << 12,)) == 10000
+    assert module.fastest((1 << 6,)) is None
+
+
+def test_who_runs_vllm_or_ray() -> None:
+    assert module.rival_kind(["/opt/x/bin/python3", "/opt/x/bin/vllm", "serve", "m"]) == "vllm"
+    assert module.rival_kind(["python", "-m", "vllm.entrypoints.openai.api_server"]) == "vllm"
+    assert module.rival_kind(["VLLM::EngineCore"]) == "vllm"
+    assert module.rival_kind(["/x/ray/core/src/ray/raylet/raylet", "--x"]) == "ray"
+    assert module.rival_kind(["grep", "vllm"]) is None
+    assert module.rival_kind([]) is None
+
+
+def test_limits_of_a_unit() -> None:
+    assert (module.limit("infinity"), module.limit("1024"), module.limit(None)) == (module.NO_LIMIT, 1024, None)
+
+
+def test_a_firewall_that_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ETC", str(tmp_path))
+    active = {"active_state": "active"}
+    assert module.filters("firewalld.service", active)
+    assert not module.filters("firewalld.service", {"active_state": "inactive"})
+    assert not module.filters("ufw.service", active)
+    (tmp_path / "ufw").mkdir()
+    (tmp_path / "ufw/ufw.conf").write_text("ENABLED=yes\n")
+    assert module.filters("ufw.service", active)
+
+
+def test_kernels_and_nvidias_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MODULES", str(tmp_path / "modules"))
+    monkeypatch.setattr(module, "BOOT", str(tmp_path))
+    for release, text in (("6.1.0-40", "updates/dkms/nvidia.ko.xz:\n"), ("6.1.0-41", "kernel/fs/ext4.ko:\n")):
+        (tmp_path / "modules" / release).mkdir(parents=True)
+        (tmp_path / "modules" / release / "modules.dep").write_text(text)
+    (tmp_path / "vmlinuz-6.1.0-41").touch()
+    assert module.kernels() == [
+        {"release": "6.1.0-40", "bootable": False, "nvidia_module": True},
+        {"release": "6.1.0-41", "bootable": True, "nvidia_module": False},
+    ]

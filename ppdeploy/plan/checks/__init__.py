@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-# Each of these files adds its checks to the lists in `types`; their order is the order of the list.
-from ppdeploy.plan.checks import gpu, nic, pair, pipeline, system
+# Each of these files adds its checks to the lists in `types`, in this order: the host comes first.
+from ppdeploy.plan.checks import system  # isort: split
+
+from ppdeploy.plan.checks import gpu, nic, pair, pipeline
 from ppdeploy.plan.checks.types import (
     NODE,
     PAIR,
@@ -52,11 +54,11 @@ def blocked_findings(situation: PipelineSituation) -> Iterator[Finding]:
     """Yield what facts alone say must not start: the part of the checks that preflight stops at."""
     for node in situation.nodes:
         for check in NODE:
-            outcome = check.outcome(node) if check.by_facts and check.verdict == "blocked" else None
+            outcome = check.outcome(node) if check.in_plan and check.verdict == "blocked" else None
             if outcome and outcome.verdict == "blocked":
                 yield _finding(check.id, situation.pipeline, node.host, outcome)
     for over in PIPELINE:
-        outcome = over.outcome(situation) if over.by_facts and over.verdict == "blocked" else None
+        outcome = over.outcome(situation) if over.in_plan and over.verdict == "blocked" else None
         if outcome and outcome.verdict == "blocked":
             yield _finding(over.id, situation.pipeline, outcome.host, outcome)
 

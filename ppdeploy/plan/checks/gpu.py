@@ -37,7 +37,7 @@ def _gpu(s: NodeSituation) -> Answer:
     remedy="install driver 580 or newer, and reboot",
     source="NVIDIA CUDA compatibility guide: CUDA 13.x needs driver 580 (the plan's rule driver-cuda13)",
     # The plan has a rule of its own for it, which knows the pinned vLLM.
-    by_facts=False,
+    in_plan=False,
 )
 def _driver(s: NodeSituation) -> Answer:
     if s.device != "cuda":

@@ -176,7 +176,7 @@ def _mtu(s: NodeSituation) -> Answer:
     "no packet is damaged or dropped while the peers are probed",
     remedy="replace the cable, then the port: `ethtool -S {interface}` tells more",
     source="/sys/class/net/NIC/statistics before and after the probes",
-    by_facts=False,
+    in_plan=False,
 )
 def _errors(s: NodeSituation) -> Answer:
     if s.nic is None:
@@ -258,7 +258,7 @@ def _default_route(s: NodeSituation) -> Answer:
     "no other machine has the node's fabric address",
     remedy="give one of them another address; the other one's NIC is {mac}: `ip neigh` and the switch tell which it is",
     source="RFC 5227: an ARP probe for the own address must stay without an answer",
-    by_facts=False,
+    in_plan=False,
 )
 def _own_address(s: NodeSituation) -> Answer:
     if s.nic is None or s.fabric is None:

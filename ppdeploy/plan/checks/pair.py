@@ -31,7 +31,7 @@ def _no_probe(s: PairSituation) -> Unknown:
     "the route to the peer leaves by the fabric NIC and address",
     remedy="ip route replace {network} dev {interface} src {source}",
     source="ip route get, on the sender: unbound connections of gloo and ZMQ leave so",
-    by_facts=False,
+    in_plan=False,
 )
 def _route(s: PairSituation) -> Answer:
     seen, fabric = s.seen, s.sender.fabric
@@ -57,7 +57,7 @@ def _route(s: PairSituation) -> Answer:
     "no router stands between the nodes",
     remedy="put both into one subnet on one switch",
     source="a router adds latency to each token, and a firewall in it may forget idle connections",
-    by_facts=False,
+    in_plan=False,
 )
 def _no_router(s: PairSituation) -> Answer:
     seen = s.seen
@@ -73,7 +73,7 @@ def _no_router(s: PairSituation) -> Answer:
     "the way there is the way back",
     remedy="see `ip route get {address}` on {host}: routes to one peer have crept in",
     source="asymmetric routes: strict rp_filter and firewalls drop what comes back another way",
-    by_facts=False,
+    in_plan=False,
 )
 def _same_way_back(s: PairSituation) -> Answer:
     there, back = s.seen, s.back().seen
@@ -95,7 +95,7 @@ def _same_way_back(s: PairSituation) -> Answer:
     "the peer answers over the fabric",
     remedy="check cable, subnet and firewall between them: `ping -I {interface} {address}` on {host}",
     source="ICMP and TCP from the fabric address",
-    by_facts=False,
+    in_plan=False,
 )
 def _reach(s: PairSituation) -> Answer:
     seen = s.seen
@@ -122,7 +122,7 @@ def _refused(one: Connect) -> bool:
     "packets as large as the MTU pass",
     remedy="set one MTU on both nodes and on the switch: `ip link set {interface} mtu {mtu}`",
     source="ICMP with `don't fragment`; a black-holed large packet looks like a hang (NVIDIA/nccl 1524, 2135)",
-    by_facts=False,
+    in_plan=False,
 )
 def _mtu_passes(s: PairSituation) -> Answer:
     seen = s.seen
@@ -150,7 +150,7 @@ def _mtu_passes(s: PairSituation) -> Answer:
     "a packet there and back takes less than 2 ms",
     remedy="join both to one wired switch; `ppdeploy plan` says what the latency does to a token",
     source="20 ICMP echoes, median",
-    by_facts=False,
+    in_plan=False,
 )
 def _latency(s: PairSituation) -> Answer:
     ping = _answered(s)
@@ -168,7 +168,7 @@ def _latency(s: PairSituation) -> Answer:
     "packets take about the same time",
     remedy="see what else uses the link and the cores: `ip -s link`, `top`",
     source="20 ICMP echoes, ninth of ten against the median",
-    by_facts=False,
+    in_plan=False,
 )
 def _jitter(s: PairSituation) -> Answer:
     ping = _answered(s)
@@ -185,7 +185,7 @@ def _jitter(s: PairSituation) -> Answer:
     "no packet is lost",
     remedy="replace the cable, then the port; on Wi-Fi use a cable",
     source="20 ICMP echoes",
-    by_facts=False,
+    in_plan=False,
 )
 def _loss(s: PairSituation) -> Answer:
     ping = _answered(s)
@@ -211,7 +211,7 @@ def _answered(s: PairSituation) -> Ping | Unknown:
     "the head's master port can be reached",
     remedy="on {host}: allow TCP from {network} to port {port} (and {port} + 15), such as `ufw allow from {network}`",
     source="torch's TCPStore on the head; a real connection to our own listener",
-    by_facts=False,
+    in_plan=False,
 )
 def _master_port(s: PairSituation) -> Answer:
     if s.receiver.node_rank != 0:
@@ -237,7 +237,7 @@ def _master_port(s: PairSituation) -> Answer:
     "any port of the peer can be reached",
     remedy="on {host}: allow all TCP ports from {network}, such as `ufw allow from {network}`",
     source="vLLM's queues, gloo and NCCL listen on ports that the kernel chooses; five real connections",
-    by_facts=False,
+    in_plan=False,
 )
 def _ephemeral_ports(s: PairSituation) -> Answer:
     seen, fabric = s.seen, s.receiver.fabric
@@ -261,7 +261,7 @@ def _ephemeral_ports(s: PairSituation) -> Answer:
     "the peer's address leads to the peer",
     remedy="give one of them another address: `ip neigh show {address}` on {host} tells who answers",
     source="our listener's own token, and ARP: one address on two machines",
-    by_facts=False,
+    in_plan=False,
 )
 def _right_machine(s: PairSituation) -> Answer:
     seen, fabric = s.seen, s.receiver.fabric
@@ -286,7 +286,7 @@ def _right_machine(s: PairSituation) -> Answer:
     "the fabric NIC alone answers for the peer's address",
     remedy="on {host}: sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2",
     source="Linux ip-sysctl, arp_ignore: by default every NIC on the link answers for every address",
-    by_facts=False,
+    in_plan=False,
 )
 def _arp_flux(s: PairSituation) -> Answer:
     seen, fabric, nic = s.seen, s.receiver.fabric, s.receiver.nic
@@ -309,7 +309,7 @@ def _arp_flux(s: PairSituation) -> Answer:
     "the nodes' clocks agree within a second",
     remedy="timedatectl set-ntp true, on both",
     source="the peer's clock in the answer of our listener, and half of the round trip",
-    by_facts=False,
+    in_plan=False,
 )
 def _clocks_agree(s: PairSituation) -> Answer:
     seen = s.seen
@@ -328,7 +328,7 @@ def _clocks_agree(s: PairSituation) -> Answer:
     "a short stream gets a good part of the link's rate",
     remedy="measure it: `ppdeploy net`; then see cable, port, `tc qdisc show dev {interface}`, and who else sends",
     source="0.4 s of one TCP stream, best 50 ms; a serving pipeline is left alone",
-    by_facts=False,
+    in_plan=False,
 )
 def _throughput(s: PairSituation) -> Answer:
     seen, fabric = s.seen, s.sender.fabric
@@ -353,7 +353,7 @@ def _throughput(s: PairSituation) -> Answer:
     "TCP's buffers hold what the link holds",
     remedy='on {host}: sysctl -w net.ipv4.{setting}="4096 131072 {bytes}" (and a line of it in /etc/sysctl.d)',
     source="rate x round trip; Linux tcp(7), tcp_rmem and tcp_wmem",
-    by_facts=False,
+    in_plan=False,
 )
 def _tcp_window(s: PairSituation) -> Answer:
     ping = _answered(s)

@@ -26,7 +26,7 @@ CLONE = "run `rm /etc/machine-id && systemd-machine-id-setup` on the clone and r
     remedy="give each host an address in one subnet, or name the NIC with ppdeploy_fabric_interface",
     source="docs/variables.md, ppdeploy_fabric_subnet; never guessed from the default route",
     # A plan is not made at all without one.
-    by_facts=False,
+    in_plan=False,
 )
 def _fabric(s: PipelineSituation) -> Answer:
     if s.fabric_problem is not None:
@@ -43,7 +43,7 @@ def _fabric(s: PipelineSituation) -> Answer:
     "a plan can be made",
     remedy="see `ppdeploy plan`",
     source="ppdeploy plan; its own findings are told by their own names, see `ppdeploy rules`",
-    by_facts=False,
+    in_plan=False,
 )
 def _plan(s: PipelineSituation) -> Answer:
     if s.plan_problem is not None:

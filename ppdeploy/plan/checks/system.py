@@ -258,7 +258,7 @@ def _disk(s: NodeSituation) -> Answer:
     "the weights are read from the disk within two minutes",
     remedy="move the weights to a faster disk: set ppdeploy_models_dir to a folder on it",
     source="measured: up to 64 MiB of a weight file, past the page cache",
-    by_facts=False,
+    in_plan=False,
 )
 def _disk_speed(s: NodeSituation) -> Answer:
     if s.probe is None or s.probe.disk is None:

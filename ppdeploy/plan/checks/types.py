@@ -158,8 +158,8 @@ class Check(Generic[Situation]):
     source: str
     """Where the rule comes from."""
     judge: Judge[Situation]
-    by_facts: bool
-    """It needs facts alone. Where such a check is blocked, it is a finding of the plan and stops an apply."""
+    in_plan: bool
+    """It needs facts alone and is, where it is blocked, a finding of the plan, which stops an apply."""
 
     def outcome(self, situation: Situation) -> Outcome:
         """Return what the check comes to in a situation."""
@@ -182,14 +182,14 @@ class Checks(Generic[Situation]):
         self._found: dict[str, Check[Situation]] = {}
 
     def add(
-        self, name: str, verdict: Verdict, looks_at: str, *, remedy: str, source: str, by_facts: bool = True
+        self, name: str, verdict: Verdict, looks_at: str, *, remedy: str, source: str, in_plan: bool = True
     ) -> Callable[[Judge[Situation]], Judge[Situation]]:
         """Return a decorator that makes a function a check."""
 
         def register(judge: Judge[Situation]) -> Judge[Situation]:
             if name in self._found:
                 raise ValueError(f"there are two checks {name}")
-            self._found[name] = Check(name, self.scope, verdict, looks_at, remedy, source, judge, by_facts)
+            self._found[name] = Check(name, self.scope, verdict, looks_at, remedy, source, judge, in_plan)
             return judge
 
         return register
