@@ -17,7 +17,6 @@ from ppdeploy.errors import InputError
 from ppdeploy.facts import NodeFacts
 from ppdeploy.paths import cache_dir
 from ppdeploy.plan import Plan, build_plan, facts_request
-from ppdeploy.plan.agent import LOOPBACK
 from ppdeploy.plan.types import NodePlan, PipelinePlan
 from ppdeploy.render import complete, release_folder, release_json, sidecar_values, template_values
 from ppdeploy.smoke import judge, side_by_side
@@ -160,7 +159,6 @@ def agent_slice(spec: Spec, node: NodePlan) -> dict[str, Any]:
     """Return what the role gang_agent is given beside the templates' variable; the key is no part of any plan."""
     return {
         "file": str(agent_file()),
-        "url": f"http://{LOOPBACK}:{node.agent.port}",
         # Made by the play where it is missing; hidden, since Ansible reads every other file there as an inventory.
         "key_file": str(spec.inventory_dir.resolve() / ".ppdeploy" / f"{node.pipeline}-agent.key"),
         "files": [

@@ -32,7 +32,7 @@ _ORDER = (
     "test_bad_input",
     "test_gang",
     "test_gang_verbs",
-    "test_gang_verbs",
+    "test_uneven",
     "test_greedy",
 )
 
