@@ -122,7 +122,7 @@ def test_without_a_memory_controller_a_limit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_limited_host_says_that_it_has_no_more() -> None:
-    text = "MemTotal:       24000000 kB\nMemFree:         9000000 kB\nMemAvailable:   20000000 kB\nHugePages_Total:  0\n"
+    text = "MemTotal:  24000000 kB\nMemFree:  9000000 kB\nMemAvailable:  20000000 kB\nHugePages_Total:  0\n"
     seen = limited_meminfo(text, limit=4 << 30, used=1 << 30).splitlines()
     assert [line.split() for line in seen] == [
         ["MemTotal:", str(4 << 20), "kB"],
