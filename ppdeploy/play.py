@@ -15,6 +15,7 @@ from ppdeploy import locks
 from ppdeploy.agent.build import agent_pyz
 from ppdeploy.errors import InputError
 from ppdeploy.facts import NodeFacts
+from ppdeploy.model import Loading
 from ppdeploy.paths import cache_dir
 from ppdeploy.plan import Plan, build_plan, facts_request
 from ppdeploy.plan.types import NodePlan, PipelinePlan
@@ -89,6 +90,7 @@ def _resolve(pipeline: PipelineSpec, base: Path, token: str | None) -> ModelSour
         wants.hf_endpoint,
         token,
         allow_no_weights=wants.vllm_args.get("load-format") == "dummy",
+        loading=Loading.from_options(wants.vllm_args),
     )
 
 

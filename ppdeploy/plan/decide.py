@@ -19,6 +19,7 @@ from ppdeploy.plan.orders import MOST_NODES, Orders
 from ppdeploy.plan.scheduler import batch_default, batch_flags, serving_of
 from ppdeploy.plan.speed import StageLoad
 from ppdeploy.plan.split import Cost, costs, smallest_maximum
+from ppdeploy.plan.trial import vision_tokens
 from ppdeploy.plan.types import Capacity, Finding, Goal, StageMemory
 from ppdeploy.spec import HostVars, PipelineSpec
 
@@ -109,6 +110,7 @@ def decide(
     memory = fit.table(partition, layout.tensor_parallel_size)
     findings = [
         *_estimated(spec.name, shape),
+        *_images(spec.name, shape, serving, places[0].host),
         *_lacking(spec.name, fit, memory, capacity),
         *_over_asked(spec.name, places, memory),
     ]
@@ -137,6 +139,22 @@ def _estimated(pipeline: str, shape: ModelShape) -> Iterator[Finding]:
             reason=f"the sizes of this model are estimated: {shape.note}",
             remedy="leave more room than the table shows, or compare it with the log of the first start",
         )
+
+
+def _images(pipeline: str, shape: ModelShape, serving: Serving, host: str) -> Iterator[Finding]:
+    """Yield a finding where the first stage keeps room for a trial of the tower for images."""
+    if shape.vision is None or not serving.vision_trial:
+        return
+    tokens = vision_tokens(shape.vision, serving.batched_tokens, serving.sequences)
+    yield Finding(
+        id="images",
+        verdict="ready",
+        pipeline=pipeline,
+        host=host,
+        reason=f"at the start vLLM tries the tower for images with {tokens:,} tokens' worth of the largest ones; the "
+        "activations of the first stage count what that takes, as worked out, not measured",
+        remedy="where nobody sends images, language-model-only: true in ppdeploy_vllm_args leaves the tower out",
+    )
 
 
 def _lacking(pipeline: str, fit: Fit, memory: Sequence[StageMemory], capacity: Capacity) -> Iterator[Finding]:

@@ -8,10 +8,17 @@ from typing import Any
 
 from packaging.version import Version
 
+from ppdeploy.model import SYNONYMS
 from ppdeploy.plan.support import (
+    ANY_DTYPE_METHODS,
     AUX_ARCHITECTURES,
+    BF16_METHODS,
+    BF16_MODELS,
+    METHOD_FAMILIES,
     MIN_CAPABILITY,
     OLDEST_CAPABILITY,
+    UNCOUNTED_CACHES,
+    UNCOUNTED_OPTIONS,
     Capability,
     capability_text,
     pipeline_support,
@@ -59,8 +66,13 @@ class Situation:
     vllm_args: Mapping[str, Any]
     env: Mapping[str, str]
     architecture: str = ""
+    model_type: str = ""
     quantization: str | None = None
+    """Of the weights in memory: the checkpoint's, or what vLLM makes of it while it loads it."""
     dtype: str = "unknown"
+    """The checkpoint's."""
+    cache_dtype: str = "auto"
+    """Of the KV cache, as the inventory or the checkpoint has it."""
     heads: Heads = Heads()
     gpus: Mapping[str, HostGpus] = field(default_factory=dict)
     """For each host the GPU of the lowest capability that it uses; empty on cpu."""
@@ -179,9 +191,29 @@ def _old_gpu(s: Situation) -> Broken:
 
 
 def _no_bf16(s: Situation) -> Broken:
+    return _below(s, (8, 0), OLDEST_CAPABILITY) if _needs_bf16(s) and s.model_type not in BF16_MODELS else False
+
+
+def _only_bf16(s: Situation) -> Broken:
+    return _below(s, (8, 0), OLDEST_CAPABILITY) if _needs_bf16(s) and s.model_type in BF16_MODELS else False
+
+
+def _needs_bf16(s: Situation) -> bool:
     wanted = s.vllm_args.get("dtype", "auto")
-    needs = wanted == "bfloat16" or (wanted == "auto" and s.dtype == "bfloat16")
-    return _below(s, (8, 0), OLDEST_CAPABILITY) if needs else False
+    return wanted == "bfloat16" or (wanted == "auto" and s.dtype == "bfloat16")
+
+
+def _float16_model(s: Situation) -> Broken:
+    asked = s.vllm_args.get("dtype") in ("half", "float16")
+    return s.model_type if asked and s.model_type in BF16_MODELS else False
+
+
+def _quantised_dtype(s: Situation) -> Broken:
+    wanted, method = str(s.vllm_args.get("dtype", "auto")), s.quantization or ""
+    if not method or wanted in ("auto", "bfloat16") or method in ANY_DTYPE_METHODS:
+        return False
+    narrow = wanted in ("half", "float16") and method not in BF16_METHODS
+    return False if narrow else f"{method} does not compute in {wanted}"
 
 
 def _quantization(s: Situation) -> Broken:
@@ -198,12 +230,52 @@ def _unknown_quantization(s: Situation) -> Broken:
 
 
 def _fp8_widened(s: Situation) -> Broken:
-    return _below(s, (8, 9), OLDEST_CAPABILITY) if s.quantization == "fp8" else False
+    return _below(s, (8, 9), OLDEST_CAPABILITY) if (s.quantization or "").startswith("fp8") else False
 
 
 def _fp8_cache(s: Situation) -> Broken:
-    wanted = str(s.vllm_args.get("kv-cache-dtype", "auto"))
-    return _below(s, (8, 9), OLDEST_CAPABILITY) if wanted.startswith("fp8") else False
+    return _below(s, (8, 9), OLDEST_CAPABILITY) if s.cache_dtype.startswith("fp8") else False
+
+
+# ---- what the plan sees of a model and its options
+
+
+def _wanted_method(s: Situation) -> str:
+    return str(s.vllm_args.get("quantization") or "")
+
+
+def _other_method(s: Situation) -> Broken:
+    wanted, method = _wanted_method(s), s.quantization or ""
+    if not wanted or not method or _same_method(wanted, method):
+        return False
+    return f"{method}, and quantization says {wanted}"
+
+
+def _same_method(wanted: str, method: str) -> bool:
+    # What a checkpoint became while it was loaded goes by the method's own name.
+    return (
+        SYNONYMS.get(wanted, wanted) == method
+        or wanted in (method, "humming")
+        or any({wanted, method} <= family for family in METHOD_FAMILIES)
+    )
+
+
+def _unseen_method(s: Situation) -> Broken:
+    if s.vllm_args.get("quantization-config"):
+        return "quantization-config"
+    return f"quantization: {_wanted_method(s)}" if _wanted_method(s) and not s.quantization else False
+
+
+def _config_elsewhere(s: Situation) -> Broken:
+    return next((name for name in ("hf-config-path", "config-format") if s.vllm_args.get(name)), False)
+
+
+def _uncounted_options(s: Situation) -> Broken:
+    return ", ".join(name for name in sorted(s.vllm_args) if name in UNCOUNTED_OPTIONS and s.vllm_args[name])
+
+
+def _uncounted_cache(s: Situation) -> Broken:
+    return s.cache_dtype if s.cache_dtype.startswith(UNCOUNTED_CACHES) else False
 
 
 def _mixed_gpus(s: Situation) -> Broken:
@@ -423,6 +495,28 @@ RULES: tuple[Rule, ...] = (
         "vLLM 0.32.0, vllm/platforms/cuda.py:637; with dtype auto each node chooses by its own GPU (:251)",
     ),
     Rule(
+        "gpu-bf16-only",
+        _only_bf16,
+        "the model works in bfloat16 and not in float16, and {} cannot compute in bfloat16",
+        "use GPUs of compute capability 8.0 or higher (Ampere and newer), or dtype: float32 in ppdeploy_vllm_args, "
+        "which takes twice the memory",
+        "vLLM 0.32.0, vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS",
+    ),
+    Rule(
+        "dtype-float16",
+        _float16_model,
+        "models of the type {} do not work in float16",
+        "remove dtype from ppdeploy_vllm_args, or set it to bfloat16 or float32",
+        "vLLM 0.32.0, vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS",
+    ),
+    Rule(
+        "dtype-quantization",
+        _quantised_dtype,
+        "the quantisation {}",
+        "remove dtype from ppdeploy_vllm_args, or set it to bfloat16",
+        "vLLM 0.32.0, get_supported_act_dtypes in vllm/model_executor/layers/quantization",
+    ),
+    Rule(
         "gpu-quantization",
         _quantization,
         "the GPU is too old for the model's quantisation: {}",
@@ -436,6 +530,44 @@ RULES: tuple[Rule, ...] = (
         "use a checkpoint in fp8, awq, gptq, compressed-tensors or mxfp4",
         "vLLM 0.32.0, vllm/model_executor/layers/quantization/__init__.py, QuantizationMethods",
         verdict="slow",
+    ),
+    Rule(
+        "quantization-mismatch",
+        _other_method,
+        "the checkpoint is quantised with {}: vLLM takes one method for a checkpoint",
+        "remove quantization from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/model.py, _verify_quantization",
+    ),
+    Rule(
+        "quantization-unseen",
+        _unseen_method,
+        "the plan cannot see what {} makes of a checkpoint that is not quantised, and so not what memory it takes",
+        "use quantization: fp8_per_tensor, fp8_per_block, fp8_per_channel, mxfp8 or mxfp4 in ppdeploy_vllm_args, or a "
+        "checkpoint that is quantised",
+        "vLLM 0.32.0, vllm/config/quantization.py, _ONLINE_SHORTHANDS",
+    ),
+    Rule(
+        "config-elsewhere",
+        _config_elsewhere,
+        "with {} vLLM reads another configuration than the plan, which knows config.json",
+        "remove it from ppdeploy_vllm_args; write what is to be changed below hf-overrides",
+        "vLLM 0.32.0, vllm/transformers_utils/config.py, get_config",
+    ),
+    Rule(
+        "options-uncounted",
+        _uncounted_options,
+        "the memory table does not know what these options take or save: {}",
+        "compare it with the log of the first start, and leave room: ppdeploy_gpu_memory_utilization",
+        "vLLM 0.32.0, vllm/engine/arg_utils.py",
+        verdict="ready",
+    ),
+    Rule(
+        "kv-cache-uncounted",
+        _uncounted_cache,
+        "the layout of a KV cache in {} is not known here: it is counted as 16 bits, and more will fit",
+        "compare the table with the log of the first start",
+        "vLLM 0.32.0, vllm/config/cache.py, CacheDType",
+        verdict="ready",
     ),
     Rule(
         "gpu-fp8-widened",
