@@ -66,6 +66,9 @@ class ModelShape(BaseModel):
     head_dim: int = Field(description="values of one head")
     vocab_size: int = Field(description="rows of the embedding")
     max_position_embeddings: int | None = Field(description="longest context in tokens; None: not said")
+    default_length: int | None = Field(
+        default=None, description="tokens that vLLM serves at most when no length is asked for; None: not said"
+    )
     dtype: str | None = Field(description="the checkpoint's number format, such as bfloat16; None: not said")
     tie_word_embeddings: bool | None = Field(
         description="the output head is the embedding; None: not said, the architecture's default holds"

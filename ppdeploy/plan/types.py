@@ -136,6 +136,7 @@ class StageLink(Frozen):
     rate_mbit: int | None = Field(description="the lower of the NICs' negotiated rates; None: not known, or no NIC")
     seconds_per_1000_tokens: float | None = Field(description="for 1,000 prompt tokens; None: not known")
     verdict: Verdict
+    judged: bool = Field(default=True, description="False: no speed is predicted, so `verdict` says nothing")
     reason: str
     remedy: str = ""
     faster: str = Field(default="", description="next faster usual Ethernet; empty: none, or not compared")
