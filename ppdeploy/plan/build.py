@@ -10,6 +10,7 @@ from packaging.version import Version
 from ppdeploy import locks
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts
+from ppdeploy.plan.agent import agent_files, plan_agent
 from ppdeploy.plan.checks import blocked_findings
 from ppdeploy.plan.checks.situate import situation, unit_name
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
@@ -62,7 +63,7 @@ def build_plan(
     leave a plan possible are in the plan.
     """
     pipelines = [
-        _pipeline(pipeline, facts, models[pipeline.name], latency_seconds=latency_seconds, curves=curves)
+        _pipeline(spec.cluster, pipeline, facts, models[pipeline.name], latency_seconds=latency_seconds, curves=curves)
         for pipeline in spec.pipelines
     ]
     situations = [situation(one, facts, plan) for one, plan in zip(spec.pipelines, pipelines, strict=True)]
@@ -75,6 +76,7 @@ def build_plan(
 
 
 def _pipeline(
+    cluster: str,
     spec: PipelineSpec,
     facts: Mapping[str, NodeFacts],
     source: ModelSource,
@@ -198,7 +200,8 @@ def _pipeline(
                 nccl_env=nccl_env(fabric[host.name].interface),
                 peers=tuple(fabric[other].address for other in hosts if other != host.name),
                 ports=(wants.api_port, wants.master_port) if rank == 0 else (),
-                files=(*_files(), *(sidecar_file(sidecar) for sidecar in sidecars[host.name])),
+                agent=plan_agent(cluster, host.name, fabric[host.name].address, wants),
+                files=(*_files(), *agent_files(), *(sidecar_file(sidecar) for sidecar in sidecars[host.name])),
                 sidecars=sidecars[host.name],
                 work=Work(
                     install_venv=not _venv_installed(facts[host.name], environment),
@@ -273,7 +276,7 @@ def _minors(facts: NodeFacts) -> set[str]:
 
 
 def _files() -> tuple[PlannedFile, ...]:
-    """Return the files of a node; the release folder's path is known only by its digest, so theirs are relative."""
+    """Return the files of a rank; the release folder is named by its digest, so the paths in it are relative."""
     release = [PlannedFile(path=name, template=template) for name, template in RELEASE_FILES.items()]
     return (
         PlannedFile(path=GENERIC_UNIT, template="ppdeploy-rank@.service.j2", in_release=False),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from packaging.version import Version
 
 from ppdeploy.facts import NO_LIMIT
-from ppdeploy.plan.checks.types import NODE, Answer, Fault, Fine, NodeSituation, Unknown, size_text
+from ppdeploy.plan.agent import AGENT_PORT
+from ppdeploy.plan.checks.types import NODE, Answer, Fault, Fine, NodeSituation, Unknown
+from ppdeploy.plan.words import gib_text
 
 MIB = 1024**2
 GIB = 1024**3
@@ -19,7 +21,6 @@ OLDEST_GLIBC = Version("2.28")
 TESTED_SYSTEMS = {"debian": 11, "ubuntu": 20, "rhel": 9, "rocky": 9, "almalinux": 9, "centos": 9, "fedora": 39}
 """Oldest release of each system that the locked wheels run on: glibc 2.31, and Python 3.11 to be had."""
 
-AGENT_PORT = 29500
 MASTER_PORTS = 16
 """The gang takes master_port + (generation mod 16), so that a straggler never joins the next generation."""
 
@@ -245,10 +246,10 @@ def _disk(s: NodeSituation) -> Answer:
         needs[place.mount_device] = needs.get(place.mount_device, 0) + size
         if needs[place.mount_device] > place.free_bytes:
             return Fault(
-                f"{path} needs {size_text(needs[place.mount_device])} and {size_text(place.free_bytes)} are free",
+                f"{path} needs {gib_text(needs[place.mount_device])} and {gib_text(place.free_bytes)} are free",
                 {"place": place.measured_at},
             )
-    free = ", ".join(f"{path} has {size_text(place.free_bytes)} free" for path, place in places.items())
+    free = ", ".join(f"{path} has {gib_text(place.free_bytes)} free" for path, place in places.items())
     return Fine(free or "no folder was asked about")
 
 
@@ -269,7 +270,7 @@ def _disk_speed(s: NodeSituation) -> Answer:
     if s.stage_bytes is None:
         return Fine(told)
     seconds = s.stage_bytes / rate
-    told += f": {size_text(s.stage_bytes)} of weights take {seconds:.0f} s"
+    told += f": {gib_text(s.stage_bytes)} of weights take {seconds:.0f} s"
     return Fault(told) if seconds > LOAD_SECONDS else Fine(told)
 
 
@@ -282,7 +283,7 @@ def _disk_speed(s: NodeSituation) -> Answer:
 )
 def _memory(s: NodeSituation) -> Answer:
     memory = s.facts.memory
-    told = f"{size_text(memory.available_bytes)} of {size_text(memory.total_bytes)} are available"
+    told = f"{gib_text(memory.available_bytes)} of {gib_text(memory.total_bytes)} are available"
     if s.serving:
         return Fine(f"{told}, beside our own rank")
     return Fault(told) if memory.available_bytes < memory.total_bytes / 10 else Fine(told)
@@ -298,7 +299,7 @@ def _memory(s: NodeSituation) -> Answer:
 def _swap(s: NodeSituation) -> Answer:
     memory = s.facts.memory
     used = memory.swap_total_bytes - memory.swap_free_bytes
-    told = f"{size_text(used)} of swap are in use" if memory.swap_total_bytes else "there is no swap"
+    told = f"{gib_text(used)} of swap are in use" if memory.swap_total_bytes else "there is no swap"
     return Fault(told) if used > SWAP_IN_USE * memory.total_bytes else Fine(told)
 
 
@@ -315,9 +316,9 @@ def _shm(s: NodeSituation) -> Answer:
         return Unknown("shared memory (/dev/shm) is no file system of its own, or could not be read")
     several = (s.gpus_needed or 1) > 1
     least = SHM_WITH_NCCL if several else SHM_LEAST
-    told = f"shared memory (/dev/shm) has {size_text(size)}"
+    told = f"shared memory (/dev/shm) has {gib_text(size)}"
     if size < least:
-        return Fault(f"{told}, {size_text(least)} are needed", {"size": "2g" if several else "512m"})
+        return Fault(f"{told}, {gib_text(least)} are needed", {"size": "2g" if several else "512m"})
     return Fine(told)
 
 
@@ -332,7 +333,7 @@ def _memlock(s: NodeSituation) -> Answer:
     limit, told = _limit(s, "limit_memlock_bytes")
     if limit is None:
         return Unknown(told)
-    text = "all memory" if limit >= NO_LIMIT else size_text(limit)
+    text = "all memory" if limit >= NO_LIMIT else gib_text(limit)
     if limit < MEMLOCK_LEAST:
         return Fault(f"{s.unit} may pin {text} only", {"unit": s.unit})
     return Fine(f"{s.unit} may pin {text}")

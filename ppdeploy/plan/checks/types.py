@@ -206,11 +206,6 @@ PAIR: Checks[PairSituation] = Checks("pair")
 PIPELINE: Checks[PipelineSituation] = Checks("pipeline")
 
 
-def size_text(size: float) -> str:
-    """Return bytes in GiB, or in MiB where they are few."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
-
-
 def millis(seconds: float) -> str:
     """Return a short time in milliseconds."""
     return f"{seconds * 1000:.2f} ms"
