@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Brings a checkout to life: `bootstrap.sh venv` makes .venv, `bootstrap.sh system` installs what the lab needs,
-# `bootstrap.sh faults` what `make faults` needs beside it, `bootstrap.sh browser` the one that the plan's page is looked at in.
+# Brings a checkout to life: `bootstrap.sh venv` makes .venv, `bootstrap.sh system` installs what the lab and its tests
+# need, `bootstrap.sh faults` the same, `bootstrap.sh browser` the one that the plan's page is looked at in.
 # Packages are named before they are installed, and only those are installed that are missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,6 +16,7 @@ LAB_PROGRAMS=(
   ip=iproute2
   rsync=rsync
   iperf3=iperf3
+  nft=nftables
 )
 
 # Debian keeps some of them out of an ordinary user's PATH.
@@ -44,11 +45,11 @@ system_packages() {
     command -v "${pair%%=*}" > /dev/null || missing+=("${pair#*=}")
   done
   [ ${#missing[@]} -eq 0 ] || install_packages "programs that the lab needs" "${missing[@]}"
+  clock_package
 }
 
 # A step of the wall clock is made by this library; it is no program, so it is looked for where Debian puts it.
-faults_packages() {
-  system_packages
+clock_package() {
   compgen -G "/usr/lib/*/faketime/libfaketime.so.1" > /dev/null ||
     install_packages "a library that fakes the time" libfaketime
 }
@@ -92,7 +93,7 @@ virtual_environment() {
 case ${1:-} in
   venv) virtual_environment ;;
   system) system_packages ;;
-  faults) faults_packages ;;
+  faults) system_packages ;;
   browser) browser_packages ;;
   *) die "usage: scripts/bootstrap.sh venv | system | faults | browser" ;;
 esac

@@ -32,7 +32,7 @@ class Machine:
         self.lists_missing = folder / "lists-missing"
         for name in ("bash", "dirname", "rm", "ln"):
             (self.programs / name).symlink_to(shutil.which(name) or name)
-        self.has("systemd-nspawn", "mmdebstrap", "ssh", "ip", "rsync", "iperf3")
+        self.has("systemd-nspawn", "mmdebstrap", "ssh", "ip", "rsync", "iperf3", "nft")
         self.is_user(0)
 
     def has(self, *names: str) -> None:
