@@ -1,7 +1,8 @@
 """`ppdeploy check`: what to probe, and what all checks come to. The play and the command line call the same functions.
 
-What a play saw of each host is a mapping: `facts`, `listener` and `probe` as the modules returned them, or `reason`,
-why the host could not be asked, and `unreachable`, whether that is because nobody reached it.
+What a play saw of each host is a mapping: `facts`, `listener` and `probe` as the modules returned them, and
+`probe_problem`, why the host could not look at its peers; or `reason`, why it could not be asked at all, and
+`unreachable`, whether that is because nobody reached it.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Seen:
     received: float | None = None
     listener: Listener | None = None
     probe: NodeProbe | None = None
+    probe_problem: str = ""
     reason: str = ""
     unreachable: bool = False
 
@@ -179,6 +181,7 @@ def judge(spec: Spec, seen: Mapping[str, Seen], token: str | None = None) -> Che
             replace(
                 node,
                 probe=seen[node.host].probe,
+                probe_problem=seen[node.host].probe_problem,
                 listener=seen[node.host].listener,
                 received=seen[node.host].received,
             )
@@ -316,6 +319,7 @@ def _seen(host: str, own: Mapping[str, Any]) -> Seen:
         received=own.get("received"),
         listener=listener_from_module(host, own["listener"]) if own.get("listener") else None,
         probe=probe_from_module(host, own["probe"]) if own.get("probe") else None,
+        probe_problem=str(own.get("probe_problem") or ""),
     )
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Brings a checkout to life: `bootstrap.sh venv` makes .venv, `bootstrap.sh system` installs what the lab and its tests
-# need, `bootstrap.sh faults` the same, `bootstrap.sh browser` the one that the plan's page is looked at in.
+# Brings a checkout to life: `bootstrap.sh venv` makes .venv, `bootstrap.sh system` installs what the lab needs,
+# `bootstrap.sh faults` what `make faults` needs beside it, `bootstrap.sh browser` the one that the plan's page is looked at in.
 # Packages are named before they are installed, and only those are installed that are missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 say() { printf '%s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# A program, and the Debian package that has it.
+# A program, and the Debian package that has it; nft is what a test of the checks blocks ports with.
 LAB_PROGRAMS=(
   systemd-nspawn=systemd-container
   mmdebstrap=mmdebstrap
@@ -45,11 +45,11 @@ system_packages() {
     command -v "${pair%%=*}" > /dev/null || missing+=("${pair#*=}")
   done
   [ ${#missing[@]} -eq 0 ] || install_packages "programs that the lab needs" "${missing[@]}"
-  clock_package
 }
 
 # A step of the wall clock is made by this library; it is no program, so it is looked for where Debian puts it.
-clock_package() {
+faults_packages() {
+  system_packages
   compgen -G "/usr/lib/*/faketime/libfaketime.so.1" > /dev/null ||
     install_packages "a library that fakes the time" libfaketime
 }
@@ -93,7 +93,7 @@ virtual_environment() {
 case ${1:-} in
   venv) virtual_environment ;;
   system) system_packages ;;
-  faults) system_packages ;;
+  faults) faults_packages ;;
   browser) browser_packages ;;
   *) die "usage: scripts/bootstrap.sh venv | system | faults | browser" ;;
 esac

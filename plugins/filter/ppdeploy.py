@@ -93,13 +93,16 @@ def _looks(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     looks: dict[str, dict[str, Any]] = {}
     for host, own in seen.items():
         asked = own.get("ppdeploy__facts") or {}
+        listening, looked = own.get("ppdeploy__listening") or {}, own.get("ppdeploy__looked") or {}
+        failed = [task.get("msg") for task in (listening, looked) if task.get("failed") or task.get("unreachable")]
         looks[host] = {
             "facts": asked.get("facts"),
             "reason": str(asked.get("msg") or "it was not asked"),
             "unreachable": bool(asked.get("unreachable")),
             "received": own.get("ppdeploy__received"),
-            "listener": (own.get("ppdeploy__listening") or {}).get("listener"),
-            "probe": (own.get("ppdeploy__looked") or {}).get("probe"),
+            "listener": listening.get("listener"),
+            "probe": looked.get("probe"),
+            "probe_problem": str(failed[0]) if failed else "",
         }
     return looks
 

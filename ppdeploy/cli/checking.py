@@ -129,11 +129,19 @@ def _seen(session: Session, result: RunResult, host: str) -> dict[str, Any]:
     if "facts" not in facts:
         reason = session.unreachable_reason(host, facts) if facts else "it was not asked"
         return {"reason": reason, "unreachable": bool(facts.get("unreachable"))}
+    listening, looked = told(plays.LISTEN_TASK), told(plays.PROBE_TASK)
     return {
         "facts": facts["facts"],
-        "listener": told(plays.LISTEN_TASK).get("listener"),
-        "probe": told(plays.PROBE_TASK).get("probe"),
+        "listener": listening.get("listener"),
+        "probe": looked.get("probe"),
+        # An error of the first task is the reason why there is no second one.
+        "probe_problem": _reason(session, host, listening) or _reason(session, host, looked),
     }
+
+
+def _reason(session: Session, host: str, result: Mapping[str, Any]) -> str:
+    """Return why a task failed on a host, empty where it did not."""
+    return session.unreachable_reason(host, result) if result.get("failed") or result.get("unreachable") else ""
 
 
 def _error(checked: Checked) -> PpdeployError | None:

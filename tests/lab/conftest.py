@@ -22,8 +22,9 @@ _HERE = Path(__file__).parent
 #: and download wheels, and on a busy machine a model takes minutes to start.
 _TIMEOUT = 1500
 
-#: The checks come before any rank has taken the cores, on a lab of their own. The lab's own tests come then: they reboot hosts and cut links, which ranks would suffer from. Then the story of one
-#: cluster, in which a model starts as few times as possible.
+#: The checks come first, on a lab of their own, before any rank has taken the cores. The lab's own tests come next:
+#: they reboot hosts and cut links, which ranks would suffer from. Then the story of one cluster, in which a model
+#: starts as few times as possible.
 _ORDER = (
     "test_checks",
     "test_lab_hosts",

@@ -114,9 +114,6 @@ class Hosts:
         path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
         return path
 
-    def listeners(self) -> dict[str, str]:
-        return {node: self.run(node, "ss -Hltn | awk '{print $4}' | sort") for node in self.lab.nodes}
-
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
@@ -149,7 +146,7 @@ def faulty(hosts: Hosts) -> Iterator[Hosts]:
 
 def told(look: Look, faults: Sequence[Fault]) -> None:
     """Each fault is told, where it is, with its remedy."""
-    missing = []
+    missing: list[tuple[Any, ...]] = []
     for fault in faults:
         for name, host, peer, evidence in fault.tells:
             one = look.result(name, host, peer)
@@ -325,9 +322,11 @@ NETWORK = (
     ),
     Fault(
         "node2",
-        "printf '#!/bin/sh\\nLD_PRELOAD=/opt/libfaketime.so.1 FAKETIME=-90s FAKETIME_DONT_FAKE_MONOTONIC=1"
-        ' exec /usr/bin/python3 "$@"\\n\' >/opt/late-python; chmod +x /opt/late-python',
-        "rm /opt/late-python",
+        # The hosts share this machine's clock, so it is the modules' Python that has another one.
+        "mkdir /opt/late; printf 'import time\\nreal = time.time\\ntime.time = lambda: real() - 90\\n'"
+        " >/opt/late/sitecustomize.py; printf '#!/bin/sh\\nPYTHONPATH=/opt/late exec /usr/bin/python3 \"$@\"\\n'"
+        " >/opt/late/python; chmod +x /opt/late/python",
+        "rm -r /opt/late",
         [("clock", "node2", None, "s behind or more"), ("clocks-agree", "node1", "node2", "s behind")],
     ),
 )
@@ -403,13 +402,13 @@ def test_four_hosts_are_checked_in_time(healthy: Look) -> None:
 
 
 def test_a_check_leaves_nothing_behind(hosts: Hosts, healthy: Look) -> None:
-    """No listener, no process, no file: a second look sees what the first one saw."""
+    """No listener, no process, no folder of ours."""
     assert healthy.code == 0
-    before, files = hosts.listeners(), hosts.run("node1", "find / -xdev -newer /proc/self -type f | wc -l")
-    assert all(":29501" not in text for text in before.values())
-    assert hosts.run("node1", "pgrep -fc ppdeploy_pairs || true").strip() == "0"
-    assert hosts.run("node1", "test ! -e /opt/ppdeploy && echo none").strip() == "none"
-    assert files
+    for node in hosts.lab.nodes:
+        # sshd alone listens on a fresh host.
+        assert {line.rsplit(":", 1)[1] for line in hosts.run(node, "ss -Hltn | awk '{print $4}'").split()} == {"22"}
+        assert hosts.run(node, "pgrep -fc '[p]pdeploy_pairs' || true").strip() == "0"
+        assert hosts.run(node, "ls -d /opt/ppdeploy /var/lib/ppdeploy 2>/dev/null || true") == ""
 
 
 def test_faults_of_the_hosts_themselves(faulty: Hosts, healthy: Look) -> None:
@@ -438,16 +437,11 @@ def test_faults_of_the_hosts_themselves(faulty: Hosts, healthy: Look) -> None:
 
 def test_faults_of_the_links(faulty: Hosts, healthy: Look) -> None:
     assert healthy.code == 0
-    library = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-    assert library, "this machine lacks libfaketime: run scripts/bootstrap.sh system"
-    with library[0].open("rb") as content:
-        command = faulty.lab.ssh_command("node2", ["sh", "-c", "cat >/opt/libfaketime.so.1"])
-        subprocess.run(command, stdin=content, check=True, timeout=30)
     for fault in NETWORK:
         faulty.make(fault)
     faulty.lab.shape("node4", "100mbit")
     try:
-        look = faulty.check(inventory=faulty.edited({"node2": {"ansible_python_interpreter": "/opt/late-python"}}))
+        look = faulty.check(inventory=faulty.edited({"node2": {"ansible_python_interpreter": "/opt/late/python"}}))
     finally:
         faulty.lab.shape("node4", "none")
     told(look, NETWORK)
@@ -465,6 +459,9 @@ def test_faults_of_the_ways_between_hosts(faulty: Hosts, healthy: Look) -> None:
     told(look, PATHS)
     assert look.code == 3
     faulty.heal()
+    for node in faulty.lab.nodes:
+        # Who had two machines for one address remembers the wrong one for half a minute.
+        faulty.run(node, "ip neigh flush dev fab0")
     again = faulty.check()
     left = [one for one in again.document["results"] if one["verdict"] == "blocked"]
     assert (again.code, left) == (0, [])

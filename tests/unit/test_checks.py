@@ -255,6 +255,11 @@ CASES: dict[str, Case] = {
         "ip route del default dev docker0",
     ),
     "own-address": Case(lambda: node(probe={"claims": ("02:aa:bb:cc:dd:ee",)}), "02:aa:bb:cc:dd:ee", "another address"),
+    "probes": Case(
+        lambda: replace(node(), probe=None, probe_problem="198.51.100.11: Permission denied"),
+        "Permission denied",
+        "ppdeploy check --limit chat -v",
+    ),
     "rdma": Case(
         on(rdma_devices=(RdmaDevice(name="mlx5_0", link_layer="Ethernet", state="DOWN", interfaces=("enp1s0",)),)),
         "mlx5_0 is not active",
@@ -368,7 +373,9 @@ def healthy(name: str) -> AnySituation:
     if name in HEALTHY:
         return HEALTHY[name]()
     scope = next(check.scope for check in catalogue() if check.id == name)
-    return {"node": node, "pair": pair, "pipeline": whole}[scope]()
+    if scope == "node":
+        return node()
+    return pair() if scope == "pair" else whole()
 
 
 NAMES = [check.id for check in catalogue()]

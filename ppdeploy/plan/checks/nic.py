@@ -275,6 +275,26 @@ def _own_address(s: NodeSituation) -> Answer:
 
 
 @NODE.add(
+    "probes",
+    "slow",
+    "the node can look at its peers",
+    remedy="run `ppdeploy check --limit {pipeline} -v` to see what the module says",
+    source="module ppdeploy_pairs: a listener, ICMP and ARP sockets, `ip route get`",
+    in_plan=False,
+)
+def _probes(s: NodeSituation) -> Answer:
+    if s.nic is None:
+        return _none(s)
+    if s.probe is None:
+        return Fault(s.probe_problem, {"pipeline": s.pipeline}) if s.probe_problem else Unknown("it was not asked to")
+    if s.probe.problems:
+        listed = "; ".join(f"{one.probe}: {one.reason}" for one in s.probe.problems if one.probe != "disk")
+        if listed:
+            return Fault(listed, {"pipeline": s.pipeline})
+    return Fine(f"it looked at {len(s.probe.peers)} peers")
+
+
+@NODE.add(
     "rdma",
     "slow",
     "an RDMA device, where there is one, is active",

@@ -21,7 +21,7 @@ def _no_probe(s: PairSituation) -> Unknown:
     if s.sender.fabric is None or s.receiver.fabric is None:
         return Unknown("no fabric was found")
     if s.sender.probe is None:
-        return Unknown(f"{s.sender.host} could not probe")
+        return Unknown(f"{s.sender.host} could not look ({s.sender.probe_problem or 'it was not asked to'})")
     return Unknown(f"{s.receiver.host} was not probed")
 
 
@@ -129,7 +129,7 @@ def _mtu_passes(s: PairSituation) -> Answer:
     if seen is None or s.sender.fabric is None or s.receiver.fabric is None:
         return _no_probe(s)
     if seen.whole is None or seen.ping is None:
-        return Unknown("no ping could be sent")
+        return Unknown(f"no ping could be sent ({_ping_problem(s)})")
     if seen.ping.received == 0:
         return Unknown("no ping comes back at all: the MTU is not proven")
     if seen.whole.received > 0:
@@ -200,9 +200,15 @@ def _answered(s: PairSituation) -> Ping | Unknown:
     seen = s.seen
     if seen is None:
         return _no_probe(s)
-    if seen.ping is None or seen.ping.received == 0:
-        return Unknown("no ping comes back")
-    return seen.ping
+    if seen.ping is None:
+        return Unknown(f"no ping could be sent ({_ping_problem(s)})")
+    return seen.ping if seen.ping.received else Unknown("no ping comes back")
+
+
+def _ping_problem(s: PairSituation) -> str:
+    """Return why no echo could be sent."""
+    known = s.sender.probe and s.receiver.fabric and s.sender.probe.problem(f"ping of {s.receiver.fabric.address}")
+    return known or "the reason is not known"
 
 
 @PAIR.add(

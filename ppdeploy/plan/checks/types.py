@@ -83,6 +83,8 @@ class NodeSituation:
     """Name of the environment's folder."""
     fabric: Fabric | None = None
     probe: NodeProbe | None = None
+    probe_problem: str = ""
+    """Why the node could not look at its peers, where it was asked to."""
     listener: Listener | None = None
     received: float | None = None
     """The controller's clock, in seconds since 1970, at any time after the facts came."""
