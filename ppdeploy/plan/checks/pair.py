@@ -228,9 +228,12 @@ def _master_port(s: PairSituation) -> Answer:
     one = next((one for one in seen.connects if one.master), None)
     port = s.receiver.master_port
     if one is None:
-        listening = [x for x in s.receiver.facts.listeners if x.port == port and x.unit == s.receiver.unit]
-        if listening or s.receiver.serving:
-            return Fine(f"{port} is held by our own running rank")
+        # A gang takes one of 16 ports from this one on, by its generation.
+        if s.receiver.serving:
+            return Fine("our own rank runs, and has it")
+        state = s.receiver.facts.pipelines.get(s.pipeline)
+        if state is not None and state.current:
+            return Unknown("a release is installed: the port is left to its ranks")
         problem = s.receiver.listener.master_problem if s.receiver.listener else None
         return Unknown(f"{s.receiver.host} could not listen on {port} ({problem or 'no listener'})")
     values = {"host": s.receiver.host, "network": fabric.network, "port": port}
