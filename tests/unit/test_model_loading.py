@@ -193,7 +193,7 @@ def test_the_layers_for_multi_token_prediction_are_counted() -> None:
 
 
 REAL = ("qwen3-32b-fp8", "gemma-3-4b", "qwen3-vl-30b-a3b", "deepseek-v3", "gpt-oss-20b", "qwen3-next-80b-a3b")
-VALUES = (
+VALUES: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers(-2, 2**40) | st.floats() | st.text(max_size=5) | st.just({}) | st.just([])
 )
 
