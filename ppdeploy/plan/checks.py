@@ -199,7 +199,7 @@ def check_pipeline(pipeline: str, hosts: Sequence[str], facts: Mapping[str, Node
                 pipeline=pipeline,
                 host=host,
                 reason=f"the facts say {machines[host]}, and a {arm[0]} is beside an aarch64 processor only",
-                remedy="read the plan for what would fit; whether it can be applied, the facts tell with machine: aarch64",
+                remedy="read the plan for what would fit; with machine: aarch64 it says whether it can be applied",
             )
     seen: dict[str, str] = {}
     for host in hosts:
