@@ -184,6 +184,9 @@ CASES: dict[str, Case] = {
     ),
     # -- GPUs
     "gpu": Case(gpus(make_gpu()), "2 GPUs are needed and 1 are visible", "nvidia-smi -L"),
+    "gpu-machine": Case(
+        gpus(make_gpu(name="NVIDIA GB10"), make_gpu(1)), "x86_64, and a NVIDIA GB10 is beside an aarch64", "aarch64"
+    ),
     "gpu-driver": Case(
         on(nvidia_driver=NvidiaDriver(version="550.54", cuda_version="12.4", module_version="550.54")), "550.54", "580"
     ),

@@ -7,6 +7,9 @@ from packaging.version import InvalidVersion, Version
 from ppdeploy.plan.checks.types import NODE, Answer, Fault, Fine, NodeSituation, Unknown
 from ppdeploy.plan.rules import CUDA13_DRIVER
 
+ARM_GPUS = ("GB10", "Thor", "Orin (nvgpu)", "GH200")
+"""Beginnings of names of GPUs that share a chip or a board with an aarch64 processor."""
+
 NO_GPU = "the pipeline runs on cpu"
 NONE_SEEN = "no GPU answers"
 
@@ -28,6 +31,22 @@ def _gpu(s: NodeSituation) -> Answer:
     more = len(s.facts.gpus) - s.gpus_needed
     hidden = f"; CUDA_VISIBLE_DEVICES hides {more} more" if more else ""
     return Fine(f"{s.gpus_needed} of {len(s.facts.gpus)} GPUs are used{hidden}")
+
+
+@NODE.add(
+    "gpu-machine",
+    "blocked",
+    "the GPUs exist beside this kind of processor",
+    remedy="read the plan for what would fit; with machine: aarch64 it says whether it can be applied",
+    source="NVIDIA: GB10, Thor, Orin and GH200 have an aarch64 processor; only facts written by hand can say otherwise",
+)
+def _machine(s: NodeSituation) -> Answer:
+    if s.device != "cuda":
+        return Unknown(NO_GPU)
+    arm = [gpu.name for gpu in s.facts.gpus if gpu.name.removeprefix("NVIDIA ").startswith(ARM_GPUS)]
+    if arm and s.facts.os.machine != "aarch64":
+        return Fault(f"the facts say {s.facts.os.machine}, and a {arm[0]} is beside an aarch64 processor only")
+    return Fine(f"{s.facts.os.machine}")
 
 
 @NODE.add(
