@@ -81,7 +81,9 @@ def _driver(s: NodeSituation) -> Answer:
 def _module(s: NodeSituation) -> Answer:
     if s.device != "cuda":
         return Unknown(NO_GPU)
-    for card in s.facts.pci_accelerators:
+    # A card that is not needed may be given to a virtual machine.
+    lacking = len(s.facts.gpus) < (s.gpus_needed or 1)
+    for card in s.facts.pci_accelerators if lacking else ():
         if card.vendor == "nvidia" and card.driver != "nvidia":
             return Fault(
                 f"the card at {card.address} has {f'the driver {card.driver}' if card.driver else 'no driver'}",
