@@ -28,7 +28,7 @@ from ppdeploy.spec import PipelineSpec, Spec
 CHECK_SCHEMA = 2
 """Version of the JSON form; 1 had the plan's findings alone."""
 
-SEND_SECONDS = 0.4
+SEND_SECONDS = 0.25
 """How long a stream to a neighbouring stage takes."""
 
 PLAN_RULES_OF_CHECKS = {"driver-cuda13"}

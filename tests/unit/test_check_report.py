@@ -147,7 +147,7 @@ def test_each_node_looks_at_all_others_and_sends_to_its_neighbours() -> None:
     assert list(ways) == ["node1", "node2", "node3"]
     assert ways["node1"]["master_port"] == 29501
     assert ways["node2"]["master_port"] == 0
-    assert [(peer["host"], peer["send"]) for peer in ways["node1"]["peers"]] == [("node2", 0.4), ("node3", 0)]
+    assert [(peer["host"], peer["send"]) for peer in ways["node1"]["peers"]] == [("node2", 0.25), ("node3", 0)]
     assert ways["node3"]["allowed"] == [{"address": "198.51.100.11"}, {"address": "198.51.100.12"}]
 
 

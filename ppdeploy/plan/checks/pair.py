@@ -336,7 +336,7 @@ def _clocks_agree(s: PairSituation) -> Answer:
     "slow",
     "a short stream gets a good part of the link's rate",
     remedy="measure it: `ppdeploy net`; then see cable, port, `tc qdisc show dev {interface}`, and who else sends",
-    source="0.4 s of one TCP stream, best 50 ms; a serving pipeline is left alone",
+    source="a quarter of a second of one TCP stream, best 50 ms; a serving pipeline is left alone",
     in_plan=False,
 )
 def _throughput(s: PairSituation) -> Answer:
