@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ppdeploy.agent import cgroup, config, custody, store
+from ppdeploy.agent.command_line import option
 from ppdeploy.agent.loop import Agent
 from ppdeploy.agent.unit import RankUnit
+from tests.unit.gang_factories import make_release
 
 GROUP = "/system.slice/ppdeploy-rank@p.service"
 
@@ -134,21 +137,24 @@ def test_an_agent_ends_at_once_also_while_it_would_ask_again() -> None:
     assert time.monotonic() - begin < 40
 
 
-def test_a_heartbeat_that_failed_once_is_forgotten_when_it_beats_again(systemctl: Path) -> None:
-    """A gang must not wait for ever because /run was full for a moment."""
-    key = systemctl / "key"
+def _agent(folder: Path) -> Agent:
+    key = folder / "key"
     key.write_bytes(b"k" * 32)
     key.chmod(0o600)
-    run = systemctl / "run"
-    run.mkdir()
+    (folder / "run").mkdir()
     values = {
         "cluster": "c", "pipeline": "p", "node": "a", "listen": [["127.0.0.1", 1]], "port": 1, "device": "cpu",
-        "key": str(key), "root": str(systemctl), "state": str(systemctl), "run": str(run), "keep": str(systemctl),
+        "key": str(key), "root": str(folder), "state": str(folder), "run": str(folder / "run"), "keep": str(folder),
     }  # fmt: skip
-    place = systemctl / "agent.json"
+    place = folder / "agent.json"
     place.write_text(json.dumps(values))
+    return Agent(config.load(place))
+
+
+def test_a_heartbeat_that_failed_once_is_forgotten_when_it_beats_again(systemctl: Path) -> None:
+    """A gang must not wait for ever because /run was full for a moment."""
     _show(systemctl, "inactive", "")
-    agent = Agent(config.load(place))
+    agent, run = _agent(systemctl), systemctl / "run"
     away = systemctl / "away"
     run.rename(away)
     agent._beat(100.0)
@@ -156,6 +162,19 @@ def test_a_heartbeat_that_failed_once_is_forgotten_when_it_beats_again(systemctl
     away.rename(run)
     agent._beat(200.0)
     assert agent._look().storage_problem == ""
+
+
+def test_a_file_edited_by_hand_does_not_end_the_watch_of_what_runs(systemctl: Path) -> None:
+    """Without a target no counter is read, and a healthy gang would be ended as stalled."""
+    _show(systemctl, "inactive", "")
+    folder = make_release(systemctl)
+    with (folder / "rank.env").open("a") as stream:
+        stream.write("# by hand\n")
+    agent = _agent(systemctl)
+    local = agent._look()
+    found = agent._running_release(replace(local, rank=replace(local.rank, release=folder.name)))
+    assert found is not None
+    assert option(found.argv, "--port") == "8000"
 
 
 def test_half_a_write_is_an_error_and_the_last_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
