@@ -11,6 +11,7 @@ import contextlib
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 MAX_CONNECTIONS = 64
 MAX_REQUEST = 4096
 MAX_REPLY = 1 << 18
+_IP_FREEBIND = 15
 LIFE = 2.0
 """Seconds that a connection may last, from its first to its last byte."""
 
@@ -82,7 +84,7 @@ def _parse_reply(data: bytes) -> Reply:
     head, separator, body = data.partition(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
-    if not separator or len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
+    if not separator or len(words) < 2 or not words[0].startswith("HTTP/1.") or not _is_status(words[1]):
         raise ValueError("the answer is no HTTP")
     headers = {}
     for line in lines[1:]:
@@ -95,17 +97,24 @@ def _parse_reply(data: bytes) -> Reply:
     return Reply(int(words[1]), body, headers.get("content-type", ""), headers)
 
 
+def _is_status(word: str) -> bool:
+    # Three digits, no more: a status is told on, in reasons that are stored and sent.
+    return len(word) == 3 and word.isascii() and word.isdigit()
+
+
 def _unchunk(body: bytes) -> bytes:
     whole = bytearray()
+    at = 0
     while True:
-        size_line, separator, body = body.partition(b"\r\n")
-        size = int(size_line.split(b";")[0], 16) if separator else -1
-        if size < 0 or len(body) < size + 2:
+        # By position: what is left is not copied for each chunk, of which there may be a million.
+        end = body.find(b"\r\n", at)
+        size = int(body[at:end].split(b";")[0], 16) if end >= 0 else -1
+        if size < 0 or len(body) < end + 2 + size + 2:
             raise ValueError("the answer was cut short")
         if size == 0:
             return bytes(whole)
-        whole += body[:size]
-        body = body[size + 2 :]
+        whole += body[end + 2 : end + 2 + size]
+        at = end + 2 + size + 2
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -114,6 +123,8 @@ def listen(address: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # An agent without its fabric address still has a rank to end and a reason to tell (`ready` names it).
+        listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
         listener.bind((address, port))
         listener.listen(256)
         listener.setblocking(False)
@@ -127,13 +138,18 @@ def listen(address: str, port: int) -> socket.socket:
 class _Connection:
     peer: socket.socket
     born: float
-    loopback: bool
+    address: str
     received: bytearray = field(default_factory=bytearray)
     answer: bytes = b""
 
+    @property
+    def loopback(self) -> bool:
+        """Whether the asker is on this host."""
+        return self.address in {"127.0.0.1", "::1"}
+
 
 class Server:
-    """Serves GET requests from one thread. Too many connections cost the oldest its life, never the newest."""
+    """Serves GET requests from one thread. Too many connections cost the oldest of who has most its life."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -171,11 +187,14 @@ class Server:
             # It went away, or this process has no descriptor left: old connections end soon.
             return
         peer.setblocking(False)
-        connection = _Connection(peer, time.monotonic(), str(address[0]) in {"127.0.0.1", "::1"})
+        connection = _Connection(peer, time.monotonic(), str(address[0]))
         self._connections[peer.fileno()] = connection
         self._selector.register(peer, selectors.EVENT_READ, connection)
         if len(self._connections) > MAX_CONNECTIONS:
-            self._close(next(iter(self._connections.values())))
+            # Of the address that has most: who floods costs itself its connections, and no peer an answer.
+            counts = Counter(one.address for one in self._connections.values())
+            greedy = counts.most_common(1)[0][0]
+            self._close(next(one for one in self._connections.values() if one.address == greedy))
 
     def _move(self, connection: _Connection, events: int) -> None:
         try:
