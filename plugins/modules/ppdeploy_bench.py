@@ -102,6 +102,7 @@ measured:
   type: dict
 """
 
+import contextlib
 import json
 import os
 import pwd
@@ -283,6 +284,9 @@ def take_away(pipeline: str, folder: str) -> None:
         # Both fail where there is no such unit, which is what is wanted.
         subprocess.run(["systemctl", verb, unit_of(pipeline)], capture_output=True, check=False, timeout=60)
     shutil.rmtree(folder, ignore_errors=True)
+    # Another pipeline's may be in it.
+    with contextlib.suppress(OSError):
+        Path(folder).parent.rmdir()
 
 
 def start(params: dict[str, Any]) -> dict[str, Any]:
