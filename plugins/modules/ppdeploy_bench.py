@@ -151,6 +151,11 @@ def _request(url: str, body: dict[str, Any] | None = None, timeout: float = 10) 
         return error.code, error.read(MOST_BYTES).decode("utf-8", "replace")
 
 
+def cause(error: Exception) -> object:
+    """Return what to say of a request without an answer."""
+    return error.reason if isinstance(error, urllib.error.URLError) else error
+
+
 # ---- may it be measured
 
 
@@ -166,7 +171,7 @@ def look(params: dict[str, Any]) -> dict[str, Any]:
     try:
         status = json.loads(_request(params["agent"] + "/v1/status")[1])
     except (OSError, ValueError) as error:
-        return {**answer, "reason": f"its agent does not answer: {error}"}
+        return {**answer, "reason": f"its agent does not answer: {cause(error)}"}
     if not status.get("healthy"):
         return {**answer, "reason": "it is {}: {}".format(status.get("phase"), status.get("remark") or "no reason")}
     if status.get("release") != params["release"]:
@@ -183,7 +188,7 @@ def look(params: dict[str, Any]) -> dict[str, Any]:
         try:
             code, text = _request(params["url"] + "/metrics")
         except OSError as error:
-            return {**answer, "reason": f"its API does not answer: {error}"}
+            return {**answer, "reason": f"its API does not answer: {cause(error)}"}
         count = requests_in_flight(text)
         if code != 200 or count is None:
             return {**answer, "reason": f"its /metrics (HTTP {code}) does not count the requests in flight"}
@@ -204,7 +209,7 @@ def warm(params: dict[str, Any]) -> dict[str, Any]:
         try:
             code, text = _request(params["url"] + "/v1/completions", body, params["timeout"])
         except OSError as error:
-            reasons.append(f"a request got no answer: {error}")
+            reasons.append(f"a request got no answer: {cause(error)}")
             return
         if code != 200:
             reasons.append(f"a request was answered with HTTP {code}: {text[:200]}")

@@ -154,7 +154,11 @@ def asked_loads(
         raise InputError(
             f"prompts of {prompt} and answers of {answer} tokens are more than the model's {max_model_len}, of which "
             f"{MARGIN} are left free",
-            where=f"--input {prompt} --output {answer}",
+            where=" ".join(
+                f"{name} {value}"
+                for name, value in (("--input", input_tokens), ("--output", output_tokens))
+                if value is not None
+            ),
             remedy=f"ask for no more than {most} together, or raise ppdeploy_max_model_len",
         )
     loads = [Load(count, prompt, answer, prompts) for count in sorted(set(users))]
