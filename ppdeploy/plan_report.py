@@ -13,8 +13,9 @@ from rich.text import Text
 
 from ppdeploy.bench_report import refinement_text, seconds_text, speed_text
 from ppdeploy.plan.types import Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory
+from ppdeploy.plan.words import gib_text
 from ppdeploy.render import file_path, stages_text
-from ppdeploy.report import SHORT_DIGEST, findings_report, gib_text, plain_table, work_text
+from ppdeploy.report import SHORT_DIGEST, findings_report, plain_table, work_text
 
 MOST_STAGES = 12
 """Stages that are drawn one by one; of more, the first and the last."""
@@ -220,7 +221,9 @@ class _Arrow:
                 if link.seconds_per_1000_tokens is None
                 else f", {seconds_text(link.seconds_per_1000_tokens)} for 1,000 prompt tokens"
             )
-            text = Text.assemble(f"  {head}  {rate}{wait}: ", (link.verdict, _VERDICTS[link.verdict]))
+            text = Text(f"  {head}  {rate}{wait}")
+            if link.judged:
+                text = Text.assemble(text, ": ", (link.verdict, _VERDICTS[link.verdict]))
         yield Text(f"  {line}")
         yield text
 

@@ -19,6 +19,7 @@ from ppdeploy.agent.build import agent_pyz
 from ppdeploy.benches import bench_file, bench_text, read_benches
 from ppdeploy.errors import InputError
 from ppdeploy.facts import NodeFacts
+from ppdeploy.model import Loading
 from ppdeploy.paths import cache_dir
 from ppdeploy.plan import BenchRun, Plan, build_plan, facts_request, speed_models
 from ppdeploy.plan.bench import (
@@ -32,7 +33,7 @@ from ppdeploy.plan.bench import (
 )
 from ppdeploy.plan.refinement import predicted
 from ppdeploy.plan.types import NodePlan, PipelinePlan
-from ppdeploy.render import complete, file_path, release_folder, release_json, sidecar_values, template_values
+from ppdeploy.render import complete, release_folder, release_json, sidecar_values, template_values
 from ppdeploy.smoke import judge, side_by_side
 from ppdeploy.sources import ModelSource, resolve_source
 from ppdeploy.spec import PipelineSpec, Spec, example_problems, raise_problems, spec_from_values
@@ -103,6 +104,7 @@ def _resolve(pipeline: PipelineSpec, base: Path, token: str | None) -> ModelSour
         wants.hf_endpoint,
         token,
         allow_no_weights=wants.vllm_args.get("load-format") == "dummy",
+        loading=Loading.from_options(wants.vllm_args),
     )
 
 
@@ -146,7 +148,7 @@ def plan_of_play(
                 **node_slice(pipeline, node, typed[node.host], text),
                 "model": model_slice(pipeline, node, models[pipeline.name]),
                 "venv": venv_slice(spec.pipeline(pipeline.name), pipeline, node),
-                "agent": agent_slice(spec, pipeline),
+                "agent": agent_slice(spec, node),
                 **({"bench": asked[pipeline.name]} if asked else {}),
             }
     return {"plan": plan.model_dump(mode="json"), "nodes": nodes}
@@ -258,30 +260,22 @@ def node_slice(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release
         "release": pipeline.release,
         "release_folder": release_folder(pipeline),
         "current_release": (state.current if state else None) or "",
-        "files": [file_path(pipeline, file) for file in node.files],
         "node": template_values(pipeline, node, release_text),
         "sidecars": [sidecar_values(node, sidecar.name) for sidecar in node.sidecars],
     }
 
 
-def agent_slice(spec: Spec, pipeline: PipelinePlan) -> dict[str, Any]:
-    """Return what the role gang_agent is given beside the node's own names; the key is no part of any plan."""
-    wants = spec.pipeline(pipeline.name).vars
+def agent_slice(spec: Spec, node: NodePlan) -> dict[str, Any]:
+    """Return what the role gang_agent is given beside the templates' variable; the key is no part of any plan."""
     return {
         "file": str(agent_file()),
-        "url": "http://127.0.0.1:29500",
-        "cluster": spec.inventory_dir.resolve().name,
         # Made by the play where it is missing; hidden, since Ansible reads every other file there as an inventory.
-        "key_file": str(spec.inventory_dir.resolve() / ".ppdeploy" / f"{pipeline.name}-agent.key"),
-        "device": wants.device,
-        "settings": {
-            "start_timeout": wants.start_timeout,
-            "budget": wants.gang_failures,
-            "budget_window": wants.gang_window,
-            "lease": wants.gang_lease,
-            # A node whose agent alone is down is never given less time than one that is silent.
-            "refused_lease": max(30, wants.gang_lease),
-        },
+        "key_file": str(spec.inventory_dir.resolve() / ".ppdeploy" / f"{node.pipeline}-agent.key"),
+        "files": [
+            {"path": file.path, "template": file.template, "mode": file.mode}
+            for file in node.files
+            if file.part == "agent"
+        ],
     }
 
 

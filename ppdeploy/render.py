@@ -20,6 +20,14 @@ from ppdeploy.paths import data_root
 from ppdeploy.plan.build import GENERIC_UNIT, RELEASE_FILES, ROOT, UNIT_DIR
 from ppdeploy.plan.types import NodePlan, PipelinePlan, Plan, PlannedFile, Work
 
+AGENT_FILE = "/opt/ppdeploy/agent/agent.pyz"
+"""The packed agent on every node. The rank's unit names it too, so it never moves."""
+
+AGENT_RUN_FOLDER = "/run/ppdeploy-agent"
+
+FENCE_SECONDS = 60
+"""A rank whose agent has shown no life for this long is ended by the fence."""
+
 MANAGED = "Written by ppdeploy; changes are overwritten by the next apply."
 
 
@@ -68,7 +76,7 @@ def render_node(plan: Plan, host: str) -> dict[str, str]:
     values = template_values(pipeline, node)
     texts = {}
     for file in node.files:
-        one = {**values, "sidecar": sidecar_values(node, file.sidecar)} if file.sidecar else values
+        one = {**values, "sidecar": sidecar_values(node, file.sidecar)} if file.part == "sidecar" else values
         texts[file_path(pipeline, file)] = render(file.template, one)
     return texts
 
@@ -103,7 +111,30 @@ def template_values(pipeline: PipelinePlan, node: NodePlan, release: str | None 
     """
     return {
         **_file_values(pipeline, node),
+        **agent_values(pipeline, node),
         "release_json": release_json(pipeline) if release is None else release,
+    }
+
+
+def agent_values(pipeline: PipelinePlan, node: NodePlan) -> dict[str, Any]:
+    """Return what the templates of the agent print, and nothing that a release is made of."""
+    agent = node.agent
+    config = {
+        "cluster": agent.cluster,
+        "pipeline": pipeline.name,
+        "node": agent.node,
+        "listen": [[address, agent.port] for address in agent.listen],
+        "port": agent.port,
+        "device": agent.device,
+        "settings": agent.settings,
+    }
+    return {
+        "agent_file": AGENT_FILE,
+        "agent_json": json.dumps(config, sort_keys=True, indent=2),
+        "fence_file": f"{AGENT_FILE.rsplit('/', 1)[0]}/fence.sh",
+        "fence_seconds": FENCE_SECONDS,
+        "rank_unit": node.unit,
+        "run_folder": AGENT_RUN_FOLDER,
     }
 
 
@@ -200,8 +231,8 @@ def _work(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release: str
     missing = {
         file.path
         for file in node.files
-        # The role sidecars keeps those; they never make a rank start anew.
-        if not file.sidecar
+        # Other roles keep the rest; it never makes a rank start anew.
+        if file.part == "rank"
         and not _same(existing.get(file_path(pipeline, file)), file, _sha256(render(file.template, values)))
     }
     switch = state is None or state.current != pipeline.release or not _linked(existing, pipeline) or _unread(state)

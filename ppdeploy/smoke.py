@@ -98,8 +98,8 @@ def side_by_side(journals: Mapping[str, Sequence[str]], width: int = 200) -> str
 
 
 def _ready(wait: Mapping[str, Any]) -> Check:
-    if wait.get("ready"):
-        return Check(id="health", ok=True, detail=f"/health answers 200 after {wait['seconds']:.0f} s")
+    if wait.get("reached"):
+        return Check(id="health", ok=True, detail=f"the gang serves the release after {wait['seconds']:.0f} s")
     return Check(id="health", ok=False, detail=str(wait.get("reason") or "the head gave no answer"))
 
 

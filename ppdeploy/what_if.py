@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ppdeploy.errors import InputError
 from ppdeploy.facts import Nic, NodeFacts
+from ppdeploy.model import Loading
 from ppdeploy.plan.bench import BenchRun
 from ppdeploy.plan.types import NodePlan, Plan
 from ppdeploy.short_facts import ShortFacts, make_facts, make_gpu, make_nic, rate_mbit
@@ -195,7 +196,15 @@ def _with_model(case: Case, pipeline: PipelineSpec, text: str, where: str, token
     folder = Path(text).expanduser()
     model = str(folder.resolve()) if folder.is_dir() else text
     try:
-        source = resolve_source(model, None, Path.cwd(), pipeline.vars.hf_endpoint, token, allow_no_weights=True)
+        source = resolve_source(
+            model,
+            None,
+            Path.cwd(),
+            pipeline.vars.hf_endpoint,
+            token,
+            allow_no_weights=True,
+            loading=Loading.from_options(pipeline.vars.vllm_args),
+        )
     except InputError as error:
         raise InputError(error.what, where=where, remedy=error.remedy or "name a folder or a hub repository") from error
     wants = pipeline.vars.model_copy(

@@ -25,9 +25,6 @@ options:
   url:
     description: Address of the API, such as C(http://127.0.0.1:8000). Needed by C(look) and C(warm).
     type: str
-  agent:
-    description: Address of the node's agent on loopback, such as C(http://127.0.0.1:29500). Needed by C(look).
-    type: str
   release:
     description: Digest of the release that is to serve. Needed by C(look).
     type: str
@@ -119,6 +116,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+CONFIG = "/etc/ppdeploy/agent.json"
 #: Where a run keeps its result and what its client printed; in memory, and gone when it has been read.
 FOLDER = "/run/ppdeploy-bench"
 MOST_BYTES = 4 << 20
@@ -165,11 +163,20 @@ def requests_in_flight(text: str) -> int | None:
     return round(sum(float(number) for _, number in found)) if found else None
 
 
+def agent_url(path: str = CONFIG) -> str:
+    """Return the address of the node's agent on loopback, from its configuration; OSError where there is none."""
+    listed = json.loads(Path(path).read_text(encoding="utf-8")).get("listen", [])
+    ports = [port for address, port in listed if str(address).startswith("127.")]
+    return f"http://127.0.0.1:{int(ports[0]) if ports else 29500}"
+
+
 def look(params: dict[str, Any]) -> dict[str, Any]:
     """Return whether the gang serves the release, and the least number of requests that was in flight in some looks."""
     answer: dict[str, Any] = {"serves": False, "in_flight": 0, "reason": ""}
     try:
-        status = json.loads(_request(params["agent"] + "/v1/status")[1])
+        status = json.loads(_request(agent_url() + "/v1/status")[1])
+    except FileNotFoundError:
+        return {**answer, "reason": "no agent is installed"}
     except (OSError, ValueError) as error:
         return {**answer, "reason": f"its agent does not answer: {cause(error)}"}
     if not status.get("healthy"):
@@ -399,7 +406,6 @@ def main() -> None:
             "action": {"type": "str", "choices": ["look", "warm", "start", "wait", "stop"], "required": True},
             "pipeline": {"type": "str", "required": True},
             "url": {"type": "str"},
-            "agent": {"type": "str"},
             "release": {"type": "str"},
             "model": {"type": "str"},
             "users": {"type": "int", "default": 1},
@@ -411,7 +417,7 @@ def main() -> None:
             "patience": {"type": "float", "default": 4},
         },
         required_if=[
-            ("action", "look", ["url", "agent", "release"]),
+            ("action", "look", ["url", "release"]),
             ("action", "warm", ["url", "model"]),
             ("action", "start", ["argv"]),
         ],

@@ -28,7 +28,9 @@ options:
     type: str
     choices: [start, stop, restart]
   release:
-    description: Digest of the release that is to run. Empty for the one that C(current) leads to.
+    description:
+      - Digest of the release that is to run. Empty for the one that C(current) leads to.
+      - With C(wait) a gang that serves another one is not what is waited for; empty for whichever serves.
     type: str
     default: ""
   forget:
@@ -404,13 +406,16 @@ def order(params: dict[str, Any], *, check_mode: bool) -> dict[str, Any]:
 class Wait:
     """One wait: takes a look at a time, and says when it is over."""
 
-    def __init__(self, until: str, serial: int, seconds: float) -> None:
+    def __init__(self, until: str, serial: int, seconds: float, release: str = "") -> None:
         self._until = until
+        self._release = release
         self._serial = serial
         self._seconds = seconds
         self._silent_since: float | None = None
         self._waiting_since: float | None = None
         self._failures: set[int] = set()
+        # Before a word nothing is forgiven: what failed before the first look is not this wait's.
+        self._earlier: set[int] | None = set() if serial else None
         self._phase = ""
 
     def take(self, seen: dict[str, Any], passed: float) -> dict[str, Any] | None:
@@ -456,14 +461,19 @@ class Wait:
         if status.get("serial", self._serial) < self._serial:
             return None
         if status.get("healthy"):
-            return {"reached": True, "reason": ""}
+            # The last release may still serve while the next one is read.
+            served = self._release in ("", status.get("release"))
+            return {"reached": True, "reason": ""} if served else None
         if phase == "failed":
             return self._not(f"failed: {status.get('failed')}")
         if phase in ("stopped", "retired", "worker") and passed > WAITING_THAT_ENDS_THE_WAIT:
             return self._not(f"{phase}: {status.get('remark') or status['own'].get('remark')}")
-        self._failures |= {failure.get("generation", 0) for failure in status.get("failures") or []}
+        failures = {failure.get("generation", 0) for failure in status.get("failures") or []}
+        if self._earlier is None:
+            self._earlier = failures
+        self._failures |= failures - self._earlier
         if len(self._failures) >= FAILURES_THAT_END_THE_WAIT:
-            last = status["failures"][-1]["reason"] if status.get("failures") else status.get("last_reason")
+            last = status["failures"][-1]["reason"] if failures else status.get("last_reason")
             return self._not(f"it failed {len(self._failures)} times while starting, the last time: {last}")
         remark = str(status.get("remark"))
         if phase != "waiting" or any(text in remark for text in PASSING):
@@ -486,7 +496,7 @@ def _words(status: dict[str, Any] | None, seen: dict[str, Any]) -> str:
 
 def wait(params: dict[str, Any]) -> dict[str, Any]:
     """Wait, and return how it ended."""
-    waiting = Wait(params["until"], params["serial"], params["seconds"])
+    waiting = Wait(params["until"], params["serial"], params["seconds"], params["release"])
     began = time.monotonic()
     while True:
         ended = waiting.take(look(params), time.monotonic() - began)

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: ppdeploy_smoke
-short_description: Wait for, ask and observe the ranks of a pipeline
+short_description: Ask and observe the ranks of a pipeline
 description:
-  - C(wait) waits on the head until the gang serves the release, as its agent proves with tokens, and stops early where
-    it keeps failing or waits for something that an apply does not bring.
   - C(ask) sends the smoke test's requests to the API on loopback and returns what came back.
   - C(observe) returns a node's unit state, its rank's signs in the journal and its fabric counters.
   - It changes nothing on the node and judges nothing.
@@ -16,7 +14,7 @@ options:
   action:
     description: What to do.
     type: str
-    choices: [wait, ask, observe]
+    choices: [ask, observe]
     required: true
   unit:
     description: The rank's systemd unit.
@@ -24,12 +22,6 @@ options:
     required: true
   url:
     description: Address of the API, such as C(http://127.0.0.1:8000). Needed by C(ask).
-    type: str
-  agent:
-    description: Address of the node's agent on loopback, such as C(http://127.0.0.1:29500). Needed by C(wait).
-    type: str
-  release:
-    description: Digest of the release that is to serve. Needed by C(wait).
     type: str
   model:
     description: Served model name. Needed by C(ask).
@@ -43,7 +35,7 @@ options:
     type: int
     default: 12
   timeout:
-    description: Seconds to wait for the API (C(wait)) or for one request (C(ask)).
+    description: Seconds for which C(ask) waits for one request.
     type: int
     default: 600
   interface:
@@ -71,10 +63,6 @@ answers:
   description: What each request brought, by its name (C(ask)).
   returned: with action C(ask)
   type: dict
-ready:
-  description: Whether the gang served the release in time (C(wait)).
-  returned: with action C(wait)
-  type: bool
 """
 
 import json
@@ -92,10 +80,6 @@ from ansible.module_utils.basic import AnsibleModule
 PROMPT = "The head of the pipeline says hello to"
 # Each start logs one such line (vLLM 0.32 and 0.33, parallel_state.py, initialize_model_parallel).
 RANK_LINE = re.compile(r"rank (\d+) in world size (\d+) is assigned as .*?PP rank (\d+)")
-# A gang that fails again and again will not become ready by waiting longer.
-FAILURES_THAT_END_THE_WAIT = 3
-# Seconds in the phase `waiting` after which what is missing is told instead: agents look every few seconds.
-WAITING_THAT_ENDS_THE_WAIT = 120.0
 
 
 def _request(url: str, body: dict[str, Any] | None = None, timeout: float = 60) -> dict[str, Any]:
@@ -135,50 +119,6 @@ def _journal(unit: str, invocation: str | None, lines: int) -> list[str]:
         command += ["--lines", str(lines)]
     done = subprocess.run(command + match, capture_output=True, text=True, errors="replace", check=False)
     return done.stdout.splitlines()
-
-
-def _wait(params: dict[str, Any]) -> dict[str, Any]:
-    """Ask the head's agent until the gang serves the release, the time is over, or waiting longer is of no use.
-
-    vLLM's own /health is of no use here: it may still be the old release's, and it is 200 with a dead worker.
-    """
-    started = time.monotonic()
-    while True:
-        status = _agent_status(params["agent"])
-        waited = time.monotonic() - started
-        if status.get("healthy") and status.get("release") == params["release"]:
-            return {"ready": True, "seconds": waited, "reason": ""}
-        reason = _hopeless(status)
-        if not reason and waited > params["timeout"]:
-            reason = f"not serving after {waited:.0f} s: {_words(status)}"
-        if reason:
-            return {"ready": False, "seconds": waited, "reason": reason}
-        time.sleep(0.5)
-
-
-def _agent_status(agent: str) -> dict[str, Any]:
-    """Return what the agent knows; where it does not answer, a phase `unknown` that says so."""
-    answer = _request(agent + "/v1/status", timeout=5)
-    try:
-        found = json.loads(answer["body"])
-    except (KeyError, ValueError):
-        return {"phase": "unknown", "remark": "the agent does not answer: " + str(answer.get("error", answer))}
-    return found if isinstance(found, dict) else {}
-
-
-def _hopeless(status: dict[str, Any]) -> str:
-    """Return why the gang will not serve however long one waits, empty when it still may."""
-    failures = status.get("failures") or []
-    if status.get("phase") == "failed" or len(failures) >= FAILURES_THAT_END_THE_WAIT:
-        last = failures[-1]["reason"] if failures else status.get("failed")
-        return f"the gang failed {len(failures)} times while starting, the last time: {last}"
-    if status.get("phase") == "waiting" and status.get("phase_age", 0) > WAITING_THAT_ENDS_THE_WAIT:
-        return _words(status)
-    return ""
-
-
-def _words(status: dict[str, Any]) -> str:
-    return "{}: {}".format(status.get("phase"), status.get("remark"))
 
 
 def _ask(params: dict[str, Any]) -> dict[str, Any]:
@@ -238,11 +178,9 @@ def main() -> None:
     """Run one action and return what was seen."""
     module = AnsibleModule(
         argument_spec={
-            "action": {"type": "str", "choices": ["wait", "ask", "observe"], "required": True},
+            "action": {"type": "str", "choices": ["ask", "observe"], "required": True},
             "unit": {"type": "str", "required": True},
             "url": {"type": "str"},
-            "agent": {"type": "str"},
-            "release": {"type": "str"},
             "model": {"type": "str"},
             "concurrency": {"type": "int", "default": 2},
             "max_tokens": {"type": "int", "default": 12},
@@ -250,10 +188,10 @@ def main() -> None:
             "interface": {"type": "str"},
             "journal_lines": {"type": "int", "default": 30},
         },
-        required_if=[("action", "wait", ["agent", "release"]), ("action", "ask", ["url", "model"])],
+        required_if=[("action", "ask", ["url", "model"])],
         supports_check_mode=True,
     )
-    action = {"wait": _wait, "ask": _ask, "observe": _observe}[module.params["action"]]
+    action = {"ask": _ask, "observe": _observe}[module.params["action"]]
     module.exit_json(changed=False, **action(module.params))
 
 

@@ -7,15 +7,11 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppdeploy.agent import clock, command, config, rank, store, ticket, wire
+from ppdeploy.agent import command, config, rank, store, ticket, wire
 from ppdeploy.agent.version import VERSION
-
-_LEADING = ("stopping", "starting", "probing", "serving", "draining")
-_WORKING = ("worker", "running")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,8 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rank.become(rank.prepare(settings, words[cut + 1 :], os.environ, store.boot_id(settings.boot)))
         elif verb == "order":
             _order(settings, options)
-        elif verb == "wait":
-            return _wait(settings, options)
         elif verb == "status":
             sys.stdout.write(_status(settings))
     except (config.ConfigError, rank.RefusedError, ticket.NoTicketError, OSError, ValueError) as error:
@@ -60,9 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     order.add_argument(
         "--forget", action="append", default=[], metavar="NODE", help="a removed node to wait for no more"
     )
-    wait = verbs.add_parser("wait", help="wait until this node is in a state, as its agent tells")
-    wait.add_argument("state", choices=("serving", "stopped"))
-    wait.add_argument("--seconds", type=float, default=60.0)
     verbs.add_parser("status", help="print what the agent knows, as JSON")
     return parser
 
@@ -85,27 +76,6 @@ def _end_on_bug(arguments: threading.ExceptHookArgs) -> None:
 def _order(settings: config.Config, options: argparse.Namespace) -> None:
     given = command.give(settings.command, options.word, options.release, tuple(options.forget))
     sys.stdout.write(json.dumps({"serial": given.serial, "verb": given.verb}) + "\n")
-
-
-def _wait(settings: config.Config, options: argparse.Namespace) -> int:
-    """Wait until the gang serves (on a worker: its rank runs), or until no rank is left here."""
-    end = clock.now() + options.seconds
-    last = "the agent did not answer"
-    while clock.now() < end:
-        try:
-            status = json.loads(_status(settings))
-        except (OSError, ValueError) as error:
-            last = f"the agent did not answer: {error}"
-        else:
-            rank_state = status["own"]["rank"]["state"]
-            if options.state == "stopped" and rank_state == "absent" and status["phase"] not in _LEADING:
-                return 0
-            if options.state == "serving" and (status["healthy"] or (status["phase"], rank_state) == _WORKING):
-                return 0
-            last = f"{status['phase']}: {status['remark'] or status['own']['remark'] or rank_state}"
-        time.sleep(0.5)
-    sys.stderr.write(f"ppdeploy-agent: not {options.state} within {options.seconds:.0f} s: {last}\n")
-    return 1
 
 
 def _status(settings: config.Config) -> str:

@@ -320,10 +320,12 @@ class Lab:
     def memory_limit(self, node: str, limit: int | None) -> None:
         """Limit the memory of host `node` to `limit` bytes, the way to an OOM kill; None lifts it.
 
-        What it has read from disk counts too, but gives way.
+        What it has read from disk counts too, but gives way. Until its next boot the host's /proc/meminfo says so too:
+        a host that is smaller than the others, to plan for.
         """
         with self._working(node, "lab memory limit") as host:
             self._groups.set_memory_limit(host.name, limit)
+            host.show_memory(limit)
 
     # -- links --------------------------------------------------------------------------------------------
 

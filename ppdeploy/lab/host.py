@@ -36,6 +36,17 @@ _INNER: dict[str, tuple[str, ...]] = {
 }
 
 
+def limited_meminfo(text: str, limit: int, used: int) -> str:
+    """Return the text of /proc/meminfo (proc(5)) for a host with `limit` bytes of which `used` are in use."""
+    most = {"MemTotal": limit, "MemFree": max(limit - used, 0), "MemAvailable": max(limit - used, 0)}
+    lines = []
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        kib = min(int(value.split()[0]), most[name] // 1024) if name in most else 0
+        lines.append(f"{name}: {kib:15d} kB" if name in most else line)
+    return "\n".join(lines) + "\n"
+
+
 @dataclass(frozen=True)
 class Overlay:
     """A folder that hosts see at `target` and may write to; what they write stays in the lab."""
@@ -309,6 +320,25 @@ class Host:
                 remedy=said[-800:] or None,
             )
         return done
+
+    def show_memory(self, limit: int | None) -> None:
+        """Have /proc/meminfo of the running host say that it has `limit` bytes, or with None what the machine has.
+
+        Like lxcfs, but as of now: what is available does not move with what is used afterwards.
+        """
+        init = self.pid
+        if init is None:
+            return
+        within = ["nsenter", f"--target={init}", "--mount", "sh", "-euc"]
+        what = f"setting what {self.name} sees of its memory"
+        lift = "while mountpoint -q /proc/meminfo; do umount /proc/meminfo; done"
+        system.run([*within, lift], what=what)
+        if limit is None:
+            return
+        used = self.groups.memory_used(self.name) or 0
+        text = limited_meminfo(Path("/proc/meminfo").read_text(encoding="ascii"), limit, used)
+        show = "cat >/run/ppdeploy-lab-meminfo; mount --bind /run/ppdeploy-lab-meminfo /proc/meminfo"
+        system.run([*within, show], what=what, stdin=text)
 
     # -- its links ----------------------------------------------------------------------------------------
 

@@ -35,6 +35,19 @@ class Layer(BaseModel):
     state_bytes: int = Field(ge=0, default=0, description="bytes of state for each sequence; 0: none")
 
 
+class Vision(BaseModel):
+    """A tower for images: what a trial of it with the largest image needs is worked out from these."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hidden_size: int = Field(ge=1, description="values of one patch's hidden state")
+    intermediate_size: int = Field(ge=1, description="width of the feed-forward part")
+    patches_per_token: int = Field(ge=1, description="patches that become one token of the language model")
+    item_tokens: int = Field(ge=1, description="tokens of the largest image")
+    output_values: int = Field(ge=1, description="values that are kept for each token until the language model has it")
+    inputs: tuple[str, ...] = Field(description="kinds of input that go through it; it is loaded for any of them")
+
+
 class ModelShape(BaseModel):
     """The numbers of a checkpoint that decide how it is split over nodes and what it needs there.
 
@@ -53,6 +66,9 @@ class ModelShape(BaseModel):
     head_dim: int = Field(description="values of one head")
     vocab_size: int = Field(description="rows of the embedding")
     max_position_embeddings: int | None = Field(description="longest context in tokens; None: not said")
+    default_length: int | None = Field(
+        default=None, description="tokens that vLLM serves at most when no length is asked for; None: not said"
+    )
     dtype: str | None = Field(description="the checkpoint's number format, such as bfloat16; None: not said")
     tie_word_embeddings: bool | None = Field(
         description="the output head is the embedding; None: not said, the architecture's default holds"
@@ -93,6 +109,13 @@ class ModelShape(BaseModel):
         ge=0,
         description="bytes of those, on the last stage, loaded when speculative decoding uses them. Where no copy of "
         "the embedding is stored with them, vLLM loads one all the same, unless the last stage is the first",
+    )
+    mtp_layers: int = Field(ge=0, default=0, description="layers for multi-token prediction that are stored")
+    vision: Vision | None = Field(
+        default=None, description="the tower for images, where one is known and loaded; None: none, or not known"
+    )
+    cache_dtype: str | None = Field(
+        default=None, description="format of the KV cache that the checkpoint asks for, such as fp8; None: its own"
     )
     exact: bool = Field(
         description="the layers are known matrix by matrix; False: they are estimated, and `note` says how"

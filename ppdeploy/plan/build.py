@@ -9,6 +9,7 @@ from packaging.version import Version
 from ppdeploy import locks
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts
+from ppdeploy.plan.agent import agent_files, plan_agent
 from ppdeploy.plan.bench import BenchRun
 from ppdeploy.plan.checks import NodeSituation, check_cluster, check_node, check_pipeline
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
@@ -72,7 +73,9 @@ def build_plan(
     """
     pipelines = []
     for own in spec.pipelines:
-        found, model = _pipeline(own, facts, models[own.name], latency_seconds=latency_seconds, curves=curves)
+        found, model = _pipeline(
+            spec.cluster, own, facts, models[own.name], latency_seconds=latency_seconds, curves=curves
+        )
         # At another latency than the one that is assumed for all plans, a benchmark says something else.
         pipelines.append(found if latency_seconds is not None else refine_plan(found, model, benches))
     hosts = {pipeline.name: [node.host for node in pipeline.nodes] for pipeline in pipelines}
@@ -93,11 +96,13 @@ def speed_models(
 ) -> dict[str, tuple[PipelinePlan, SpeedModel | None]]:
     """Return, for each pipeline, its plan as far as `build_plan` makes it and the model that its speed follows from."""
     return {
-        own.name: _pipeline(own, facts, models[own.name], latency_seconds=None, curves=False) for own in spec.pipelines
+        own.name: _pipeline(spec.cluster, own, facts, models[own.name], latency_seconds=None, curves=False)
+        for own in spec.pipelines
     }
 
 
 def _pipeline(
+    cluster: str,
     spec: PipelineSpec,
     facts: Mapping[str, NodeFacts],
     source: ModelSource,
@@ -221,7 +226,8 @@ def _pipeline(
                 nccl_env=nccl_env(fabric[host.name].interface),
                 peers=tuple(fabric[other].address for other in hosts if other != host.name),
                 ports=(wants.api_port, wants.master_port) if rank == 0 else (),
-                files=(*_files(), *(sidecar_file(sidecar) for sidecar in sidecars[host.name])),
+                agent=plan_agent(cluster, host.name, fabric[host.name].address, wants),
+                files=(*_files(), *agent_files(), *(sidecar_file(sidecar) for sidecar in sidecars[host.name])),
                 sidecars=sidecars[host.name],
                 work=Work(
                     install_venv=not _venv_installed(facts[host.name], environment),
@@ -293,7 +299,7 @@ def _minors(facts: NodeFacts) -> set[str]:
 
 
 def _files() -> tuple[PlannedFile, ...]:
-    """Return the files of a node; the release folder's path is known only by its digest, so theirs are relative."""
+    """Return the files of a rank; the release folder is named by its digest, so the paths in it are relative."""
     release = [PlannedFile(path=name, template=template) for name, template in RELEASE_FILES.items()]
     return (
         PlannedFile(path=GENERIC_UNIT, template="ppdeploy-rank@.service.j2", in_release=False),

@@ -253,6 +253,7 @@ def _plain_links(
                 rate_mbit=rate,
                 seconds_per_1000_tokens=seconds,
                 verdict="ready",
+                judged=False,
                 reason=reason,
             )
         )

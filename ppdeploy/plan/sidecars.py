@@ -21,7 +21,9 @@ def sidecar_unit(name: str) -> str:
 def sidecar_file(sidecar: SidecarPlan) -> PlannedFile:
     """Return the only file of a sidecar: its unit. It is no part of a release, and changing it restarts no rank."""
     path = f"/etc/systemd/system/{sidecar.unit}"
-    return PlannedFile(path=path, template="ppdeploy-sidecar@.service.j2", sidecar=sidecar.name, in_release=False)
+    return PlannedFile(
+        path=path, template="ppdeploy-sidecar@.service.j2", part="sidecar", sidecar=sidecar.name, in_release=False
+    )
 
 
 def plan_sidecars(

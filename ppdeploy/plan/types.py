@@ -136,6 +136,7 @@ class StageLink(Frozen):
     rate_mbit: int | None = Field(description="the lower of the NICs' negotiated rates; None: not known, or no NIC")
     seconds_per_1000_tokens: float | None = Field(description="for 1,000 prompt tokens; None: not known")
     verdict: Verdict
+    judged: bool = Field(default=True, description="False: no speed is predicted, so `verdict` says nothing")
     reason: str
     remedy: str = ""
     faster: str = Field(default="", description="next faster usual Ethernet; empty: none, or not compared")
@@ -196,7 +197,10 @@ class PlannedFile(Frozen):
 
     path: str
     template: str
-    sidecar: str = Field(default="", description="name of the sidecar that the file is for; empty: it is the rank's")
+    part: Literal["rank", "agent", "sidecar"] = Field(
+        default="rank", description="what the file is for; only a change of the rank's restarts the gang"
+    )
+    sidecar: str = Field(default="", description="name of the sidecar that the file is for")
     mode: str = "0644"
     owner: str = "root"
     group: str = "root"
@@ -253,6 +257,17 @@ class SidecarPlan(Frozen):
     env: dict[str, str]
 
 
+class AgentPlan(Frozen):
+    """The agent of a node. It is no part of the release."""
+
+    cluster: str
+    node: str = Field(description="the host, as the release names it")
+    port: int = Field(description="TCP port on which agents ask each other")
+    listen: tuple[str, ...] = Field(description="addresses on which it is asked")
+    device: Literal["cuda", "cpu"]
+    settings: dict[str, int] = Field(description="limits of the protocol by their names in ppdeploy/agent/settings.py")
+
+
 class NodePlan(Frozen):
     """All that is decided for one node of a pipeline."""
 
@@ -272,6 +287,7 @@ class NodePlan(Frozen):
     nccl_env: dict[str, str]
     peers: tuple[str, ...] = Field(description="fabric addresses of the other nodes of the pipeline")
     ports: tuple[int, ...] = Field(description="TCP ports that this node's rank listens on with a fixed number")
+    agent: AgentPlan
     sidecars: tuple[SidecarPlan, ...] = ()
     files: tuple[PlannedFile, ...]
     work: Work

@@ -11,6 +11,7 @@ import re
 
 from pydantic import JsonValue
 
+from ppdeploy.spec.option_values import check_option_value
 from ppdeploy.spec.plain import plain, shown
 from ppdeploy.spec.problems import RefusedItemsError
 
@@ -143,7 +144,7 @@ def _refuse_flag(key: object, item: object, taken: dict[str, JsonValue]) -> tupl
         return f"has the name {shown(key)}", "write a long name in small letters, such as max-num-seqs"
     if name in taken:
         return f"has {shown(name)} twice", "keep one of the two spellings"
-    return _refuse_argument(key, item)
+    return _refuse_argument(key, item) or check_option_value(name, item)
 
 
 def _refuse_argument(key: str, item: object) -> tuple[str, str] | None:

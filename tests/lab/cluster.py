@@ -23,6 +23,16 @@ from ppdeploy.run.environment import search_path
 
 PIPELINE = "tiny"
 
+PROMPTS = (
+    "Hello",
+    "The capital of France is",
+    "1, 2, 3, 4,",
+    "def main():",
+    "Once upon a time there was a machine that",
+    "Pipeline parallelism splits the layers of a model over several machines, so that each of them",
+)
+"""What completions are compared by: the model answers each otherwise."""
+
 #: Everything of ours on a host and what decides how it is run, but not what running ranks and unpacked wheels write.
 _LISTING = r"""
 getent passwd; getent group
@@ -101,7 +111,8 @@ class Cluster:
     def start_ppdeploy(self, *words: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start a verb, in a process group of its own as a terminal does; its stdout and stderr are pipes."""
         return subprocess.Popen(
-            self._verb(words, None),
+            # Also where the tests run in the background, in which SIGINT is ignored.
+            ["env", "--default-signal=INT", *self._verb(words, None)],
             cwd=self.elsewhere,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,

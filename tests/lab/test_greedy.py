@@ -8,16 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.lab.cluster import Cluster
-
-PROMPTS = (
-    "Hello",
-    "The capital of France is",
-    "1, 2, 3, 4,",
-    "def main():",
-    "Once upon a time there was a machine that",
-    "Pipeline parallelism splits the layers of a model over several machines, so that each of them",
-)
+from tests.lab.cluster import PROMPTS, Cluster
 
 
 @pytest.fixture(scope="module")

@@ -257,6 +257,11 @@ def test_a_units_address_filter_admits_the_peer_only(lab: Lab) -> None:
     out(lab, "node1", "systemctl stop filtered")
 
 
+def memory_total(lab: Lab, node: str) -> int:
+    """Return the memory that a host says it has, in KiB."""
+    return int(out(lab, node, "sed -n 's/^MemTotal: *//p' /proc/meminfo").split()[0])
+
+
 def test_a_memory_limit_ends_a_greedy_process_of_that_host_only(lab: Lab, node1: str) -> None:
     used = lab.status().nodes[0].memory_bytes
     assert used is not None
@@ -264,7 +269,9 @@ def test_a_memory_limit_ends_a_greedy_process_of_that_host_only(lab: Lab, node1:
     lab.memory_limit(node1, used + (200 << 20))
     assert lab.exec_ssh(node1, greedy, check=False).returncode != 0
     assert lab.exec_ssh("node2", greedy).stdout.strip() == str(400 << 20)
+    assert memory_total(lab, node1) == (used + (200 << 20)) >> 10
     lab.memory_limit(node1, None)
+    assert memory_total(lab, node1) == memory_total(lab, "node2")
     assert lab.exec_ssh(node1, greedy).stdout.strip() == str(400 << 20)
 
 

@@ -19,7 +19,13 @@ from ppdeploy.lab.cgroups import parse_hierarchies
 from ppdeploy.lab.state import default_name, labs_folder
 from ppdeploy.paths import data_root
 
-UP = "import sys; from ppdeploy.lab import Lab; Lab(sys.argv[1]).up(1)"
+UP = """
+import signal, sys
+from ppdeploy.lab import Lab
+# As on a terminal, also where the tests run in the background and SIGINT is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Lab(sys.argv[1]).up(1)
+"""
 
 
 def traces(name: str) -> list[str]:

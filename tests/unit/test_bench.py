@@ -115,7 +115,7 @@ def test_requests_that_were_not_answered_count_as_failed() -> None:
 
 def test_each_load_that_failed_is_named_once() -> None:
     loads = [asked(1), asked(8), asked(32)]
-    told = {1: {"ok": True}, 8: {"ok": False, "reason": "it did not end within 900 s"}}
+    told: dict[int, dict[str, Any]] = {1: {"ok": True}, 8: {"ok": False, "reason": "it did not end within 900 s"}}
     found = [bench_load(asked(1), {**MEASURED, "completed": 63, "failed": 1})]
     assert list(bench_failures("tiny", loads, told, found)) == [
         "pipeline tiny with 1 user: 1 of 64 requests failed: see `ppdeploy logs`",

@@ -54,13 +54,16 @@ class _Node(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     monkeypatch.setattr(bench, "PAUSE", 0.0)
     _Node.status = {"healthy": True, "release": "new", "phase": "serving"}
     _Node.running, _Node.code, _Node.asked = [0], 200, []
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Node)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
+    config = tmp_path / "agent.json"
+    config.write_text(json.dumps({"listen": [["192.0.2.1", 29500], ["127.0.0.1", server.server_port]]}))
+    monkeypatch.setattr(bench.agent_url, "__defaults__", (str(config),))
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
@@ -68,7 +71,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def look(node: str) -> dict[str, Any]:
-    return bench.look({"agent": node, "url": node, "release": "new"})
+    return bench.look({"url": node, "release": "new"})
 
 
 def test_a_pipeline_that_serves_and_is_not_asked_can_be_measured(node: str) -> None:
@@ -89,12 +92,14 @@ def test_one_that_does_not_serve_the_release_cannot(node: str, status: dict[str,
     assert (found["serves"], found["reason"]) == (False, reason)
 
 
-def test_nor_one_whose_agent_or_api_is_silent(node: str) -> None:
-    nobody = "http://127.0.0.1:9"
-    assert "its agent does not answer" in bench.look({"agent": nobody, "url": node, "release": "new"})["reason"]
-    assert "its API does not answer" in bench.look({"agent": node, "url": nobody, "release": "new"})["reason"]
+def test_nor_one_whose_agent_or_api_is_silent(node: str, tmp_path: Path) -> None:
+    assert "its API does not answer" in look("http://127.0.0.1:9")["reason"]
     _Node.code = 404
     assert "does not count the requests" in look(node)["reason"]
+    (tmp_path / "agent.json").write_text(json.dumps({"listen": [["127.0.0.1", 9]]}))
+    assert look(node)["reason"].startswith("its agent does not answer: [Errno ")
+    (tmp_path / "agent.json").unlink()
+    assert look(node)["reason"] == "no agent is installed"
 
 
 def test_requests_in_flight_are_told_but_not_the_agents_own_short_one(node: str) -> None:

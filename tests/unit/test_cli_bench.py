@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.factories import make_cluster
 from tests.unit.cli_support import Cluster, Command, Play, load, loaded_once, make_cluster_on_disk
 from tests.unit.test_bench import NOW, seen
 
-FACTS = {host: own.model_dump(mode="json") for host, own in make_cluster(2).items()}
+FACTS: dict[str, Mapping[str, Any]] = {host: own.model_dump(mode="json") for host, own in make_cluster(2).items()}
 
 
 @pytest.fixture

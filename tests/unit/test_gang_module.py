@@ -199,6 +199,25 @@ def test_failing_three_times_while_starting_ends_the_wait() -> None:
     assert ended["reason"] == "it failed 3 times while starting, the last time: exited in 6"
 
 
+def test_a_release_is_waited_for_while_the_last_one_still_serves() -> None:
+    waiting = module.Wait("serving", 0, 60, "new")
+    assert waiting.take(head(release="old"), 0.0) is None
+    assert waiting.take(head(release="new", phase="starting", healthy=False), 1.0) is None
+    ended = waiting.take(head(release="new"), 30.0)
+    assert ended is not None
+    assert ended["reached"]
+
+
+def test_what_failed_before_a_wait_without_a_word_does_not_end_it() -> None:
+    failures = [{"generation": number, "age": 99.0, "reason": "killed"} for number in (1, 2, 3)]
+    recovering = head(phase="starting", healthy=False, failures=failures)
+    assert run_wait("serving", [(0.0, recovering), (9.0, recovering)], serial=0) is None
+    again = [*failures, *({"generation": number, "age": 1.0, "reason": "killed"} for number in (4, 5, 6))]
+    later = head(phase="starting", healthy=False, failures=again)
+    ended = run_wait("serving", [(0.0, recovering), (9.0, later)], serial=0)
+    assert ended["reason"] == "it failed 3 times while starting, the last time: killed"
+
+
 def test_a_wait_has_an_end() -> None:
     starting = head(phase="starting", healthy=False, remark="waiting for the API")
     ended = run_wait("serving", [(0.0, starting), (601.0, starting)])

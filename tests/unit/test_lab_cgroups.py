@@ -8,6 +8,7 @@ import pytest
 
 from ppdeploy.errors import ApplyError, BlockedError
 from ppdeploy.lab.cgroups import CgroupTree, Hierarchy, parse_hierarchies
+from ppdeploy.lab.host import limited_meminfo
 
 HYBRID = """\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
@@ -118,3 +119,15 @@ def test_without_a_memory_controller_a_limit_is_refused(tmp_path: Path) -> None:
     assert tree.memory_used("node1") is None
     with pytest.raises(BlockedError, match="no memory controller"):
         tree.set_memory_limit("node1", 1)
+
+
+def test_a_limited_host_says_that_it_has_no_more() -> None:
+    text = "MemTotal:  24000000 kB\nMemFree:  9000000 kB\nMemAvailable:  20000000 kB\nHugePages_Total:  0\n"
+    seen = limited_meminfo(text, limit=4 << 30, used=1 << 30).splitlines()
+    assert [line.split() for line in seen] == [
+        ["MemTotal:", str(4 << 20), "kB"],
+        ["MemFree:", str(3 << 20), "kB"],
+        ["MemAvailable:", str(3 << 20), "kB"],
+        ["HugePages_Total:", "0"],
+    ]
+    assert limited_meminfo(text, limit=64 << 30, used=0).splitlines()[0].split()[1] == "24000000"

@@ -99,7 +99,8 @@ def test_the_runs_on_two_h200_stay_within_their_tolerance(link: str) -> None:
         for run in own
     ]
     better = refined(pipeline, fit_factors(pipeline, SETTINGS, measured))
-    plain_errors, errors = [], []
+    plain_errors: list[float] = []
+    errors: list[float] = []
     for one in measured:
         for told, into in (
             (predict(pipeline, one.load, SETTINGS), plain_errors),

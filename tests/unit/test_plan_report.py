@@ -59,6 +59,9 @@ def test_what_lacks_is_said_and_no_speed_is() -> None:
     assert "it does not fit: stage 1 on node2 lacks 10.6 GiB on each GPU" in text
     assert "no speed is predicted: the model does not fit" in text
     assert "tokens/s" not in text
+    # A link is not called ready where nothing was found out about it.
+    assert "1 Gbit/s, 0.17 s for 1,000 prompt tokens node2" in text
+    assert "1,000 prompt tokens: slow" in " ".join(shown(plan_of(CASES[NAMES[0]]), 160).split())
 
 
 def test_assumed_facts_are_called_so() -> None:

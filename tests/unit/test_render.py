@@ -217,6 +217,27 @@ def test_a_changed_file_is_written_again() -> None:
     assert [node.work.restart for node in nodes] == [True, True]
 
 
+def test_the_files_of_the_agent_are_rendered_and_are_no_part_of_the_release() -> None:
+    plain, patient = make_complete_plan(), make_complete_plan(gang_lease=40)
+    assert plain.pipelines[0].release == patient.pipelines[0].release
+    for path in (
+        "/etc/systemd/system/ppdeploy-agent.service",
+        "/etc/systemd/system/ppdeploy-fence.service",
+        "/etc/systemd/system/ppdeploy-fence.timer",
+        "/opt/ppdeploy/agent/fence.sh",
+    ):
+        assert render_node(plain, "node2")[path].startswith(("# Written by", "#!/bin/sh\n# Written by"))
+    settings = json.loads(render_node(patient, "node2")["/etc/ppdeploy/agent.json"])["settings"]
+    assert (settings["lease"], settings["refused_lease"]) == (40, 40)
+
+
+def test_an_agent_that_is_not_there_yet_restarts_no_rank() -> None:
+    files = {file.path for file in make_complete_plan().pipelines[0].nodes[0].files if file.part == "agent"}
+    assert "/etc/ppdeploy/agent.json" in files
+    # `installed` has the files of the ranks and none of the agent's.
+    assert [node.work.restart for node in replan(installed()).nodes] == [False, False]
+
+
 def test_paths_of_release_files_carry_the_digest() -> None:
     pipeline = make_complete_plan().pipelines[0]
     paths = [file_path(pipeline, file) for file in pipeline.nodes[0].files]

@@ -37,7 +37,7 @@ def healthy() -> dict[str, Any]:
         "node2": [{"world_rank": 1, "world_size": 2, "pp_rank": 1}],
     }
     return {
-        "wait": {"ready": True, "seconds": 31.0, "reason": ""},
+        "wait": {"reached": True, "seconds": 31.0, "reason": ""},
         "ask": {
             "prompt": "hello to",
             "answers": {
@@ -122,7 +122,7 @@ def test_each_fault_is_named(pipeline: PipelinePlan, change: Callable[[dict[str,
 
 def test_a_head_that_never_answers_is_named_with_its_reason(pipeline: PipelinePlan) -> None:
     seen = healthy() | {
-        "wait": {"ready": False, "seconds": 9.0, "reason": "the rank died 3 times"},
+        "wait": {"reached": False, "seconds": 9.0, "reason": "the rank died 3 times"},
         "ask": {},
     }
     report = judge(pipeline, **seen)

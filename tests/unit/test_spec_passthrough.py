@@ -10,6 +10,7 @@ import pytest
 from ppdeploy.errors import InputError
 from ppdeploy.plan.command import extra_arguments, nccl_env, rank_argv, rank_env
 from ppdeploy.spec import PipelineVars, known_variable_names, spec_from_values
+from ppdeploy.spec.option_values import CHOICES, FLAGS, MAPS, NUMBERS
 from ppdeploy.spec.passthrough import OWNED_ENV, OWNED_FLAGS, SHORT_FORMS
 
 # Options of `vllm serve` 0.32.0 that people set and that ppdeploy does not touch (arg_utils.py, cli_args.py).
@@ -80,9 +81,16 @@ def refusal(**values: Any) -> str:
     return str(error.value)
 
 
+def plain_value(flag: str) -> object:
+    """Return a value that an option takes: any word, unless the plan reads it (tests/unit/test_spec_option_values)."""
+    if flag in CHOICES:
+        return CHOICES[flag][0]
+    return 64 if flag in NUMBERS else True if flag in FLAGS else {"a": 1} if flag in MAPS else "x"
+
+
 @pytest.mark.parametrize("flag", FREE_FLAGS)
 def test_an_option_of_vllm_alone_is_passed_on(flag: str) -> None:
-    assert variables(vllm_args={flag: "x"}).vllm_args == {flag: "x"}
+    assert variables(vllm_args={flag: plain_value(flag)}).vllm_args == {flag: plain_value(flag)}
 
 
 @pytest.mark.parametrize("flag", OWNED_FLAGS)

@@ -1,0 +1,84 @@
+"""Two hosts of unequal memory: the plan splits unevenly, and vLLM serves what was planned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from ppdeploy.plan import PipelinePlan
+from tests.lab.cluster import PROMPTS, Cluster
+
+GIB = 1024**3
+
+MEMORY = {"node1": int(3.25 * GIB), "node2": int(4.25 * GIB)}
+"""Of this a cpu rank takes 2.5 GiB beside weights and KV cache: twice as much is left on the second host."""
+
+TOLERANCE = 0.05
+"""What the size of the KV cache in the plan may differ by from that in vLLM's own log."""
+
+
+@pytest.fixture(scope="module")
+def evenly(served: Cluster) -> list[str]:
+    """What the even split completes the prompts with."""
+    assert served.plan().pipelines[0].partition == (2, 2)
+    return [served.complete(prompt) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def uneven(served: Cluster, evenly: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The same pipeline on hosts with a memory limit each, set up for the longest context."""
+    assert len(set(evenly)) == len(PROMPTS)
+    tree = yaml.safe_load(served.inventory.read_text())
+    (pipeline,) = tree["vllm"]["children"].values()
+    # The size of the cache is to come from the plan.
+    del pipeline["vars"]["ppdeploy_kv_cache_gib"]
+    pipeline["vars"]["ppdeploy_goal"] = "context"
+    inventory = tmp_path_factory.mktemp("uneven") / "hosts.yml"
+    inventory.write_text(yaml.safe_dump(tree, sort_keys=False))
+    cluster = replace(served, inventory=inventory)
+    stop = served.ppdeploy("stop")
+    assert stop.code == 0, stop.said
+    try:
+        for node, limit in MEMORY.items():
+            served.lab.memory_limit(node, limit)
+        done = cluster.ppdeploy("apply", "--json")
+        assert done.code == 0, done.said
+        yield cluster
+    finally:
+        cluster.ppdeploy("stop")
+        for node in MEMORY:
+            served.lab.memory_limit(node, None)
+
+
+@pytest.fixture(scope="module")
+def planned(uneven: Cluster) -> PipelinePlan:
+    """The plan that runs."""
+    (pipeline,) = uneven.plan().pipelines
+    return pipeline
+
+
+def test_the_larger_host_gets_more_layers(uneven: Cluster, planned: PipelinePlan) -> None:
+    assert planned.partition == (1, 3)
+    assert [row.memory_bytes for row in planned.memory] == list(MEMORY.values())
+    for node, pid in uneven.pids().items():
+        environment = uneven.out(node, f"tr '\\0' '\\n' < /proc/{pid}/environ").splitlines()
+        assert "VLLM_PP_LAYER_PARTITION=1,3" in environment
+
+
+def test_an_apply_has_nothing_left_to_do(uneven: Cluster, planned: PipelinePlan) -> None:
+    assert {node.host: node.work.restart for node in planned.nodes} == {"node1": False, "node2": False}
+    assert uneven.status()["own"]["prepared"] == planned.release
+
+
+def test_vllm_keeps_as_many_tokens_as_planned(uneven: Cluster, planned: PipelinePlan) -> None:
+    journal = uneven.out("node1", f"journalctl --output=cat --unit={planned.nodes[0].unit}")
+    logged = int(re.findall(r"KV cache size: ([\d,]+) tokens", journal)[-1].replace(",", ""))
+    assert logged == pytest.approx(planned.capacity.kv_tokens, rel=TOLERANCE)
+
+
+def test_the_text_is_that_of_the_even_split(uneven: Cluster, evenly: list[str]) -> None:
+    assert [uneven.complete(prompt) for prompt in PROMPTS] == evenly
