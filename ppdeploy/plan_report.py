@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ppdeploy.bench_report import refinement_text, seconds_text, speed_text
-from ppdeploy.plan.types import Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory
+from ppdeploy.plan.types import Model, Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory
 from ppdeploy.plan.words import gib_text
 from ppdeploy.render import file_path, stages_text
 from ppdeploy.report import SHORT_DIGEST, findings_report, plain_table, work_text
@@ -51,6 +51,19 @@ def memory_parts(row: StageMemory) -> tuple[Part, ...]:
 def rate_text(rate_mbit: int) -> str:
     """Return a rate in words, such as `2.5 Gbit/s`."""
     return f"{rate_mbit / 1000:g} Gbit/s" if rate_mbit >= 1000 else f"{rate_mbit} Mbit/s"
+
+
+def model_text(model: Model) -> str:
+    """Return what a model is, in words: layers, parameters, number format, bytes in memory, whether files are there."""
+    words = [f"{model.layers} layers", f"{_billions(model.parameters)} parameters"]
+    if model.active_parameters < 0.8 * model.parameters:
+        words.append(f"{_billions(model.active_parameters)} active")
+    words += [model.quantization or model.dtype, gib_text(model.loaded_bytes)]
+    return ", ".join(words + ([] if model.weight_bytes else ["no weight files"]))
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
 
 
 def capacity_text(pipeline: PipelinePlan) -> str:
@@ -165,8 +178,7 @@ def _title(pipeline: PipelinePlan) -> Text:
     of = f"{pipeline.tensor_parallel_size} x {pipeline.pipeline_parallel_size}"
     return Text.assemble(
         (f"pipeline {pipeline.name}", "bold"),
-        f"  {pipeline.model.source} ({pipeline.model.layers} layers, "
-        f"{gib_text(pipeline.model.weight_bytes) if pipeline.model.weight_bytes else 'no weight files'})"
+        f"  {pipeline.model.source} ({model_text(pipeline.model)})"
         f"  on {pipeline.device}, tensor x pipeline {of}, vLLM {pipeline.environment.vllm_version}"
         f" with Python {pipeline.environment.python}"
         f"  release {pipeline.release[:SHORT_DIGEST]}",

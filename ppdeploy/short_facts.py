@@ -57,6 +57,9 @@ _SIZED = re.compile(r"(?P<name>.+?)\s+(?P<size>\d+(?:\.\d+)?)\s*Gi?B", re.IGNORE
 SAME_SIZE = 0.08
 """How far a card's memory may be from the size in its name, as a share: L40S has 45 of 48 GiB."""
 
+MIB_LEAST, MIB_MOST = 1024, 10 * 1024 * 1024
+"""The memory that a GPU may be said to have, in MiB."""
+
 _SHARED = ("GB10", "Orin (nvgpu)", "Thor")
 
 
@@ -147,6 +150,12 @@ def make_gpu(index: int, text: str, where: str) -> Gpu:
     sized = _SIZED.fullmatch(text.strip())
     name = sized["name"] if sized else text.strip()
     asked = round(float(sized["size"]) * 1024) if sized else 0
+    if sized and not MIB_LEAST <= asked <= MIB_MOST:
+        raise InputError(
+            f"the GPU {text!r} has {sized['size']} GiB of memory",
+            where=where,
+            remedy=f"write what it has, as in '{name} 24 GiB'",
+        )
     rows = cards(name)
     if not rows and not asked:
         raise InputError(

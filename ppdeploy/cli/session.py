@@ -165,13 +165,19 @@ def typed_facts(result: RunResult) -> dict[str, NodeFacts]:
     return {host: NodeFacts.from_module(host, raw) for host, raw in result.results.get(plays.FACTS_TASK, {}).items()}
 
 
-def open_session(request: Request) -> Session:
-    """Ask for passwords, then read and check the inventory; nothing of it touches a host."""
+def open_session(request: Request, *, any_address: bool = False) -> Session:
+    """Ask for passwords, then read and check the inventory; nothing of it touches a host.
+
+    `any_address` accepts the addresses of the example, for what never will.
+    """
     options = request.options
     passwords = ask_passwords(become=request.ask_become_pass, vault=options.vault)
     with passwords.vault_arguments() as asked:
         inventory = load_inventory(
-            request.inventory, vault_args=[*options.vault.arguments(), *asked], extra_vars=options.extra_vars
+            request.inventory,
+            vault_args=[*options.vault.arguments(), *asked],
+            extra_vars=options.extra_vars,
+            any_address=any_address,
         )
     secrets = _secrets(inventory.values)
     return Session(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -48,10 +48,6 @@ class Today:
     """The model's own longest context in tokens."""
     fp8_cache: bool
     """All GPUs can keep the KV cache in fp8."""
-
-
-FitOf = Callable[[ModelShape, Serving, Sequence[Place]], Fit]
-"""Makes the Fit of a changed pipeline."""
 
 
 def fit_without_speed(shape: ModelShape, serving: Serving, places: Sequence[Place]) -> Fit:

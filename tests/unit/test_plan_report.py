@@ -79,3 +79,14 @@ def test_two_plans_stand_side_by_side() -> None:
     assert ["what", "if", "model=other;", "this", "plan", "is", "not", "applied"] in lines
     assert ["fits", "no,", "10.6", "GiB", "are", "lacking", "yes"] in lines
     assert ["tokens/s,", "1", "user", "-", "21"] in lines
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen3-32b-2x-4090-1g", "(64 layers, 32.8 B parameters, bfloat16, 61.0 GiB)"),
+        ("deepseek-v3-2x-8-h100", "(61 layers, 671 B parameters, 36.6 B active, fp8, 626.9 GiB)"),
+    ],
+)
+def test_the_title_says_how_large_the_model_is(name: str, words: str) -> None:
+    assert words in " ".join(shown(plan_of(CASES[name]), 200).split())

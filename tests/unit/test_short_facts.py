@@ -118,6 +118,14 @@ def test_what_is_no_facts_file_is_refused_with_its_place(tmp_path: Path, text: s
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize("size", ["0", "0.1", "100000000000"])
+def test_memory_that_no_gpu_has_is_refused(size: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_gpu(0, f"MadeUp {size} GiB", "test")
+    assert caught.value.what == f"the GPU 'MadeUp {size} GiB' has {size} GiB of memory"
+    assert caught.value.remedy == "write what it has, as in 'MadeUp 24 GiB'"
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=30))
 def test_no_name_of_a_gpu_is_a_traceback(text: str) -> None:
