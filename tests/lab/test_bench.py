@@ -13,9 +13,7 @@ import pytest
 
 from tests.lab.cluster import PIPELINE, Cluster, Done
 
-#: Seconds that the whole benchmark is to take at the most: two starts of the client are nearly all of it.
-AIM = 60.0
-
+# Few and short requests: two starts of the client are nearly all of the time that it takes.
 WORDS = ("bench", "--limit", PIPELINE, "--users", "1,4", "--input", "48", "--output", "16", "--prompts", "12")
 
 
@@ -27,8 +25,6 @@ def benched(served: Cluster) -> Done:
     done = served.ppdeploy(*WORDS, "--json")
     assert done.code == 0, done.said
     assert (served.pids(), served.listing()) == (pids, before)
-    # As everywhere: three times what is aimed at, since the machines are shared.
-    assert done.seconds < 3 * AIM, done.said
     return done
 
 
