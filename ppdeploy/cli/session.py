@@ -105,7 +105,7 @@ class Session:
             raise InputError(
                 f"the facts of {', '.join(missing)} are not in the file, which holds {', '.join(facts) or 'none'}",
                 where="--facts",
-                remedy="use the inventory that the facts were saved for, or save them anew with --save-facts",
+                remedy="add a line for each host to a file written by hand, or save the facts anew with --save-facts",
             )
         pending = sorted({name for pipeline in self.spec.pipelines for name in pipeline.pending})
         if pending:
