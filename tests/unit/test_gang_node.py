@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -145,6 +146,18 @@ def test_a_dead_engine_is_read_from_vllms_own_error_lines(line: str) -> None:
 )
 def test_what_a_request_says_ends_no_gang(line: str) -> None:
     assert journal.death(line) == ""
+
+
+def test_of_a_long_journal_only_the_end_is_held() -> None:
+    script = "import sys\nfor number in range(200): sys.stdout.write(str(number % 10) * 50_000)"
+    tracemalloc.start()
+    end = journal.last_bytes([sys.executable, "-c", script], 60_000)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert end == b"8" * 10_000 + b"9" * 50_000
+    assert most < 1_000_000
+    with pytest.raises(subprocess.CalledProcessError):
+        journal.last_bytes([sys.executable, "-c", "raise SystemExit(3)"], 10)
 
 
 def test_the_first_failure_of_a_series_outlives_later_ones() -> None:
