@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ppdeploy.cli.applying import apply, smoke
+from ppdeploy.cli.benching import bench
 from ppdeploy.cli.bundling import bundle
 from ppdeploy.cli.checking import check
 from ppdeploy.cli.command import app
@@ -24,6 +25,7 @@ app.command()(rules)
 app.command()(check)
 app.command()(apply)
 cluster_verb(app, smoke)
+app.command()(bench)
 app.command()(status)
 app.command()(logs)
 app.command()(start)

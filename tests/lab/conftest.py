@@ -31,6 +31,7 @@ _ORDER = (
     "test_lab_recovery",
     "test_apply",
     "test_check_served",
+    "test_bench",
     "test_testinfra_catches",
     "test_bad_input",
     "test_gang",
