@@ -22,6 +22,9 @@ from ppdeploy.errors import InputError
 SCHEMA_VERSION: Final = 1
 """Raised whenever a field changes its meaning or goes; the module reports the version that it writes."""
 
+NO_LIMIT: Final = 2**63 - 1
+"""What stands for systemd's `infinity`."""
+
 FILE_KIND: Final = "ppdeploy-facts"
 """What a saved facts file says it is, so that another JSON file is not taken for one."""
 
@@ -69,6 +72,8 @@ class Clock(_Fact):
     """node_time - controller_time. It holds the time from there to here too (login, start of Python: 0.2 to
     1.5 s, several on a busy controller), so a right clock shows a small positive offset: judge by
     `offset_bounds`."""
+    synchronised: bool | None = None
+    """Whether NTP keeps the kernel's clock right (adjtimex); None: not known."""
 
     def offset_bounds(self, received: float) -> tuple[float, float] | None:
         """Return the smallest and the largest offset in seconds that the node's clock can have.
@@ -166,6 +171,10 @@ class Cpu(_Fact):
     """Those that vLLM's kernels care about: avx2, avx512f, avx512_bf16, avx512_vnni, amx_bf16, amx_tile,
     asimd, bf16, sve."""
     numa: tuple[NumaNode, ...]
+    governor: str | None = None
+    """Frequency governor of the first CPU, such as `schedutil`; None where the kernel scales none."""
+    scaling_driver: str | None = None
+    """Such as `intel_pstate`, whose `powersave` is no saving at all."""
 
 
 class Memory(_Fact):
@@ -176,6 +185,8 @@ class Memory(_Fact):
     """What a new program can have without swapping, as the kernel estimates it."""
     swap_total_bytes: int
     swap_free_bytes: int
+    shm_total_bytes: int | None = None
+    """Size of /dev/shm; None when it is not mounted apart, or not known."""
 
 
 class GpuProcess(_Fact):
@@ -300,6 +311,12 @@ class Nic(_Fact):
     parent: str | None
     """The NIC that it sits on (vlan, macvlan)."""
     counters: NicCounters | None
+    max_speed_mbit: int | None = None
+    """The fastest rate of its link modes, in Mbit/s; None when the driver lists none, or not known."""
+    eee: bool | None = None
+    """Whether Energy-Efficient Ethernet is on; None when it has none, or not known."""
+    carrier_changes: int | None = None
+    """How often the link came or went since the NIC was made; None: not known."""
 
     @property
     def up(self) -> bool:
@@ -425,6 +442,10 @@ class UnitState(_Fact):
     unit_file_state: str
     """enabled, disabled, ...; empty when there is no such unit."""
     needs_daemon_reload: bool
+    limit_memlock_bytes: int | None = None
+    """Memory that the unit may pin, `NO_LIMIT` for any; None: not known."""
+    limit_nofile: int | None = None
+    """Open files that the unit may have."""
 
 
 class PipelineState(_Fact):
@@ -476,6 +497,31 @@ class Sysctl(_Fact):
     """Ports that outgoing connections take; a listener's port inside it can be taken by chance."""
     ip_local_reserved_ports: str | None
     """Ports kept out of it, as the kernel lists them, such as `29500-29501`."""
+    tcp_rmem_max: int | None = None
+    """Bytes that the receive buffer of a TCP connection may grow to."""
+    tcp_wmem_max: int | None = None
+    arp_ignore: int | None = None
+    """net.ipv4.conf.all.arp_ignore: 0 answers for any address of the host on any NIC."""
+    arp_filter: int | None = None
+
+
+class Kernel(_Fact):
+    """A kernel whose modules are installed."""
+
+    release: str
+    """As `uname -r` would print it."""
+    bootable: bool
+    """/boot has its image."""
+    nvidia_module: bool
+    """NVIDIA's module was built for it."""
+
+
+class Rival(_Fact):
+    """A process of vLLM or Ray that is in no unit of ours; of several in one unit, the first."""
+
+    pid: int
+    kind: Literal["vllm", "ray"]
+    unit: str | None
 
 
 class NodeFacts(_Fact):
@@ -517,6 +563,11 @@ class NodeFacts(_Fact):
     """One for each of the `files` asked for; None when it does not exist."""
     venvs: tuple[Venv, ...]
     models: tuple[ModelFolder, ...]
+    kernels: tuple[Kernel, ...] | None = None
+    """None here and below: not known."""
+    rivals: tuple[Rival, ...] | None = None
+    firewalls: tuple[str, ...] | None = None
+    """Units that filter packets and are active, such as `ufw.service`."""
 
     @classmethod
     def from_module(cls, host: str, values: Mapping[str, Any]) -> NodeFacts:

@@ -146,6 +146,7 @@ STARTED = time.monotonic()
 
 import contextlib
 import ctypes
+import fcntl
 import grp
 import hashlib
 import ipaddress
@@ -191,6 +192,31 @@ CPU_FLAGS = (
     "bf16",
     "sve",
 )
+# Services that filter packets behind the back of anyone who only looks at ports.
+FIREWALLS = ("ufw.service", "firewalld.service", "nftables.service", "iptables.service", "shorewall.service")
+BOOT = "/boot"
+MODULES = "/lib/modules"
+SHM = "/dev/shm"
+NO_LIMIT = 2**63 - 1  # what stands for systemd's `infinity`
+# linux/ethtool.h and linux/sockios.h.
+SIOCETHTOOL = 0x8946
+ETHTOOL_GEEE = 0x44
+ETHTOOL_GLINKSETTINGS = 0x4C
+# enum ethtool_link_mode_bit_indices: the rate in Mbit/s of each full-duplex mode.
+LINK_MODES = {
+    100: (3,),
+    1000: (5, 17, 41),
+    2500: (15, 47),
+    5000: (48,),
+    10000: (12, 18, 19, 20, 42, 43, 44, 45, 46),
+    20000: (21, 22),
+    25000: (31, 32, 33),
+    40000: (23, 24, 25, 26),
+    50000: (34, 35, 40, 52, 53, 54, 55, 56),
+    100000: (36, 37, 38, 39, 57, 58, 59, 60, 61),
+    200000: (62, 63, 64, 65, 66),
+    400000: (69, 70, 71, 72, 73),
+}
 PCI_VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 NIC_KINDS = {
     "bridge": "bridge",
@@ -392,7 +418,23 @@ def list_folder(path: str) -> list[str]:
 def clock(controller_time: float | None) -> Facts:
     """Return the node's time and its offset; see `controller_time` in DOCUMENTATION for the bias."""
     offset = None if controller_time is None else round(NODE_TIME - controller_time, 6)
-    return {"node_time": NODE_TIME, "controller_time": controller_time, "offset_s": offset}
+    synchronised = clock_synchronised()
+    return {
+        "node_time": NODE_TIME,
+        "controller_time": controller_time,
+        "offset_s": offset,
+        "synchronised": synchronised,
+    }
+
+
+def clock_synchronised() -> bool | None:
+    """Return whether the kernel's clock is kept right by NTP, as adjtimex(2) says; None when it does not answer."""
+    room = ctypes.create_string_buffer(512)  # struct timex is 208 bytes; modes 0 only reads
+    try:
+        state = int(ctypes.CDLL(None, use_errno=True).adjtimex(room))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != 5  # TIME_ERROR: not synchronised
 
 
 class Resolver:
@@ -529,7 +571,56 @@ def sysctl() -> Facts:
     return {
         "ip_local_port_range": [int(n) for n in port_range] if len(port_range) == 2 else None,
         "ip_local_reserved_ports": read_or(f"{PROC}/sys/net/ipv4/ip_local_reserved_ports"),
+        "tcp_rmem_max": last_number(f"{PROC}/sys/net/ipv4/tcp_rmem"),
+        "tcp_wmem_max": last_number(f"{PROC}/sys/net/ipv4/tcp_wmem"),
+        "arp_ignore": read_int(f"{PROC}/sys/net/ipv4/conf/all/arp_ignore"),
+        "arp_filter": read_int(f"{PROC}/sys/net/ipv4/conf/all/arp_filter"),
     }
+
+
+def last_number(path: str) -> int | None:
+    """Return the last number in a file of several, such as tcp_rmem's limit."""
+    words = (read_or(path) or "").split()
+    return to_int(words[-1]) if words else None
+
+
+def kernels() -> list[Facts]:
+    """Return the kernels that have modules: whether /boot has them, and whether NVIDIA's module was built for them."""
+    found = []
+    for release in list_folder(MODULES):
+        listed = read_or(f"{MODULES}/{release}/modules.dep")
+        if listed is not None:
+            found.append(
+                {
+                    "release": release,
+                    "bootable": Path(f"{BOOT}/vmlinuz-{release}").exists(),
+                    "nvidia_module": re.search(r"(^|/)nvidia\.ko", listed, re.MULTILINE) is not None,
+                }
+            )
+    return found
+
+
+def rivals() -> list[Facts]:
+    """Return the processes of vLLM and Ray on the host that are in no unit of ours, one for each unit."""
+    found: dict[str, Facts] = {}
+    for pid in sorted(int(name) for name in list_folder(PROC) if name.isdigit()):
+        words = (read_or(f"{PROC}/{pid}/cmdline") or "").replace("\0", " ").split()[:6]
+        kind = rival_kind(words)
+        unit = unit_of(pid) if kind else None
+        if kind and not (unit or "").startswith("ppdeploy-"):
+            found.setdefault(f"{kind} {unit or pid}", {"pid": pid, "kind": kind, "unit": unit})
+    return list(found.values())
+
+
+def rival_kind(words: list[str]) -> str | None:
+    """Return `vllm` or `ray` when the first words of a command line start it, else None."""
+    names = [word.rsplit("/", 1)[-1] for word in words]
+    starts = names[:1] + (names[1:2] if names[:1] and names[0].startswith("python") else [])
+    if "vllm" in starts or (words[:1] and words[0].startswith("VLLM::")):
+        return "vllm"
+    if any(a == "-m" and b.split(".")[0] == "vllm" for a, b in zip(words, words[1:])):
+        return "vllm"
+    return "ray" if any(name in ("raylet", "gcs_server") for name in starts) else None
 
 
 # ---- processors and memory -----------------------------------------------------------------------
@@ -581,6 +672,8 @@ def cpu(problems: Problems) -> Facts:
         "sockets": len(sockets) or None,
         "flags": flags,
         "numa": problems.guard("cpu.numa", numa_nodes) or [],
+        "governor": read_or(f"{base}/cpu0/cpufreq/scaling_governor"),
+        "scaling_driver": read_or(f"{base}/cpu0/cpufreq/scaling_driver"),
     }
 
 
@@ -615,6 +708,21 @@ def memory() -> Facts:
         "swap_total_bytes": found.get("SwapTotal", 0),
         "swap_free_bytes": found.get("SwapFree", 0),
     }
+
+
+def main_memory() -> Facts:
+    """Return memory, swap and the room for shared memory, in bytes."""
+    return {**memory(), "shm_total_bytes": shared_memory()}
+
+
+def shared_memory() -> int | None:
+    """Return the size of /dev/shm in bytes, None where it is no file system of its own."""
+    try:
+        about = os.statvfs(SHM)
+        apart = Path(SHM).stat().st_dev != Path(SHM).parent.stat().st_dev
+    except OSError:
+        return None
+    return about.f_blocks * about.f_frsize if apart else None
 
 
 # ---- GPUs ----------------------------------------------------------------------------------------
@@ -823,7 +931,46 @@ def nic(name: str, listed: Facts) -> Facts:
         "master": link_name(f"{base}/master"),
         "parent": lowers[0] if len(lowers) == 1 and kind in ("vlan", "macvlan", "tunnel") else None,
         "counters": nic_counters(f"{base}/statistics"),
+        "max_speed_mbit": None if virtual else max_speed(name),
+        "eee": None if virtual else energy_efficient(name),
+        "carrier_changes": read_int(f"{base}/carrier_changes"),
     }
+
+
+def ethtool(name: str, request: bytes, size: int) -> bytes | None:
+    """Return the answer to an ethtool request about an interface, None where its driver has none."""
+    room = ctypes.create_string_buffer(request, size)
+    question = struct.pack("16sP", name.encode()[:15], ctypes.addressof(room)).ljust(40, b"\0")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            fcntl.ioctl(asked, SIOCETHTOOL, question)
+        except OSError:
+            return None
+    return room.raw
+
+
+def max_speed(name: str) -> int | None:
+    """Return the fastest rate that an interface can do, in Mbit/s; None when its driver does not list its modes."""
+    # The first answer says how many words a mask has, as a negative number; the second one has the masks.
+    first = ethtool(name, struct.pack("I", ETHTOOL_GLINKSETTINGS), 48)
+    words = -struct.unpack_from("b", first, 15)[0] if first else 0
+    if words <= 0:
+        return None
+    request = struct.pack("II7xb", ETHTOOL_GLINKSETTINGS, 0, words)
+    second = ethtool(name, request, 48 + 12 * words)
+    return fastest(struct.unpack_from(f"={words}I", second, 48)) if second else None
+
+
+def fastest(masks: tuple[int, ...]) -> int | None:
+    """Return the fastest rate in Mbit/s among link modes, given as the words of ethtool's bit mask."""
+    modes = {32 * place + bit for place, word in enumerate(masks) for bit in range(32) if word >> bit & 1}
+    return max((rate for rate, bits in LINK_MODES.items() if modes & set(bits)), default=None)
+
+
+def energy_efficient(name: str) -> bool | None:
+    """Return whether Energy-Efficient Ethernet is on, None where the interface has none."""
+    answer = ethtool(name, struct.pack("I", ETHTOOL_GEEE), 40)
+    return None if answer is None else struct.unpack_from("=6I", answer)[5] != 0
 
 
 def nic_kind(base: str, virtual: bool, listed: Facts) -> str:
@@ -1174,12 +1321,14 @@ UNIT_PROPERTIES = (
     "ActiveEnterTimestampMonotonic",
     "UnitFileState",
     "NeedDaemonReload",
+    "LimitMEMLOCK",
+    "LimitNOFILE",
 )
 
 
 def query_units(pipelines: list[str]) -> Command:
-    """Start one `systemctl show` for the rank units of all pipelines."""
-    units = [RANK_UNIT % name for name in pipelines]
+    """Start one `systemctl show` for the rank units of all pipelines, and for those that make a firewall."""
+    units = [*(RANK_UNIT % name for name in pipelines), *FIREWALLS]
     return Command("systemctl", "show", "--no-pager", "--property=" + ",".join(UNIT_PROPERTIES), *units)
 
 
@@ -1198,10 +1347,24 @@ def unit_states(command: Command | None) -> dict[str, Facts]:
             "active_since_monotonic_us": to_int(shown.get("ActiveEnterTimestampMonotonic")) or 0,
             "unit_file_state": shown.get("UnitFileState", ""),
             "needs_daemon_reload": shown.get("NeedDaemonReload") == "yes",
+            "limit_memlock_bytes": limit(shown.get("LimitMEMLOCK")),
+            "limit_nofile": limit(shown.get("LimitNOFILE")),
         }
         for shown in properties(command.output())
         if "Id" in shown
     }
+
+
+def filters(unit: str, state: Facts | None) -> bool:
+    """Return whether a firewall's unit is active; ufw's is so even where ufw itself is switched off."""
+    if state is None or state["active_state"] != "active":
+        return False
+    return unit != "ufw.service" or "ENABLED=yes" in (read_or(f"{ETC}/ufw/ufw.conf") or "").splitlines()
+
+
+def limit(text: str | None) -> int | None:
+    """Return a limit that systemd shows, NO_LIMIT for `infinity` and None where it shows none."""
+    return NO_LIMIT if text == "infinity" else to_int(text)
 
 
 def pipeline(name: str, units: dict[str, Facts]) -> Facts:
@@ -1360,7 +1523,7 @@ def collect(params: Facts) -> Facts:
     # Without systemd as process 1 systemctl only complains.
     systemd = is_folder("/run/systemd/system")
     manager = Command("systemctl", "show", "--no-pager", "--property=Version,SystemState") if systemd else None
-    units = query_units(params["pipelines"]) if systemd and params["pipelines"] else None
+    units = query_units(params["pipelines"]) if systemd else None
     addresses = Command("ip", "-details", "-json", "address", "show")
     peers = PeerQuery([peer["address"] for peer in params["peers"]]) if params["peers"] else None
     rsync = Command("rsync", "--version")
@@ -1373,11 +1536,13 @@ def collect(params: Facts) -> Facts:
         "clock": clock(params["controller_time"]),
         "user": user(),
         "cpu": cpu(problems),
-        "memory": guard("memory", memory),
+        "memory": guard("memory", main_memory),
         "pci_accelerators": guard("pci_accelerators", pci_accelerators) or [],
         "default_routes": guard("default_routes", read_default_routes) or [],
         "rdma_devices": guard("rdma_devices", rdma_devices) or [],
         "sysctl": guard("sysctl", sysctl) or {"ip_local_port_range": None, "ip_local_reserved_ports": None},
+        "kernels": guard("kernels", kernels),
+        "rivals": guard("rivals", rivals),
         "tools": {name: find_tool(name) for name in TOOLS},
         "disks": [d for d in (guard("disks", room, path) for path in params["paths"]) if d],
         "listeners": guard("listeners", listeners, problems, set(params["ports"])) or [] if params["ports"] else [],
@@ -1388,7 +1553,9 @@ def collect(params: Facts) -> Facts:
     facts["nics"] = guard("nics", nics, problems, addresses) or []
     facts["peer_routes"] = peers.answer(problems) if peers else []
     facts["os"] = operating_system(problems, manager)
-    states = guard("pipelines.unit", unit_states, units) or {} if params["pipelines"] else {}
+    states = guard("pipelines.unit", unit_states, units)
+    facts["firewalls"] = None if states is None else [u for u in FIREWALLS if filters(u, states.get(u))]
+    states = states or {}
     facts["pipelines"] = {}
     for name in params["pipelines"]:
         found = guard(f"pipelines.{name}", pipeline, name, states)
