@@ -566,6 +566,15 @@ class Rival(_Fact):
     unit: str | None
 
 
+class Tuned(_Fact):
+    """What a host had before the role nic_tuning set anything; it is given back from there."""
+
+    interface: str
+    """The NIC that is tuned."""
+    settings: dict[str, str]
+    """By what was set, as plugins/modules/ppdeploy_nic.py names it."""
+
+
 class NodeFacts(_Fact):
     """All that one node reports in one call."""
 
@@ -608,8 +617,8 @@ class NodeFacts(_Fact):
     kernels: tuple[Kernel, ...] | None = None
     """None here and below: not known."""
     rivals: tuple[Rival, ...] | None = None
-    tuned: dict[str, str] | None = None
-    """What nic_tuning found before it set anything, by setting; None: it set nothing."""
+    tuned: Tuned | None = None
+    """What nic_tuning found before it set anything; None: it set nothing."""
     firewalls: tuple[str, ...] | None = None
     """Units that filter packets and are active, such as `ufw.service`."""
 

@@ -210,7 +210,7 @@ CPU_FLAGS = (
 FIREWALLS = ("ufw.service", "firewalld.service", "nftables.service", "iptables.service", "shorewall.service")
 BOOT = "/boot"
 MODULES = "/lib/modules"
-SHM = "/dev/shm"
+SHARED = "/dev"  # the folder in which shared memory is mounted, as `shm`
 NO_LIMIT = 2**63 - 1  # what stands for systemd's `infinity`
 # linux/ethtool.h and linux/sockios.h.
 SIOCETHTOOL = 0x8946
@@ -616,10 +616,13 @@ def pacing_modules() -> list[str]:
     return [name for name in PACING_MODULES if name in known]
 
 
-def tuned() -> dict[str, str] | None:
-    """Return what nic_tuning found before it set anything, by setting; None where it set nothing."""
+def tuned() -> Facts | None:
+    """Return what nic_tuning found before it set anything, and of which NIC; None where it set nothing."""
     text = read_or(TUNED)
-    return None if text is None else {str(key): str(value) for key, value in json.loads(text)["settings"].items()}
+    if text is None:
+        return None
+    known = json.loads(text)
+    return {"interface": known["interface"], "settings": known["settings"]}
 
 
 def last_number(path: str) -> int | None:
@@ -724,13 +727,12 @@ def cpu(problems: Problems) -> Facts:
 
 
 def each_policy(folder: str) -> str | None:
-    """Return the governor of each frequency policy, `policy0=schedutil policy4=schedutil`; None where none can be set."""
+    """Return the governor of each frequency policy, `policy0=schedutil`, and so on; None where none can be set."""
     policies = sorted(name for name in list_folder(folder) if name.startswith("policy"))
     files = {name: f"{folder}/{name}/scaling_governor" for name in policies}
     if not files or not all(os.access(path, os.W_OK) for path in files.values()):
         return None
     return " ".join(f"{name}={read(path)}" for name, path in files.items())
-
 
 
 def numa_nodes() -> list[Facts]:
@@ -774,8 +776,8 @@ def main_memory() -> Facts:
 def shared_memory() -> int | None:
     """Return the size of /dev/shm in bytes, None where it is no file system of its own."""
     try:
-        about = os.statvfs(SHM)
-        apart = Path(SHM).stat().st_dev != Path(SHM).parent.stat().st_dev
+        about = os.statvfs(f"{SHARED}/shm")
+        apart = Path(SHARED, "shm").stat().st_dev != Path(SHARED).stat().st_dev
     except OSError:
         return None
     return about.f_blocks * about.f_frsize if apart else None
@@ -1036,7 +1038,6 @@ def network_manager(name: str, index: str) -> tuple[str | None, str | None]:
     if re.search(rf"^{re.escape(name)}=", read_or(f"{RUN}/network/ifstate") or "", re.MULTILINE):
         return "ifupdown", None
     return None, None
-
 
 
 def ethtool(name: str, request: bytes, size: int) -> bytes | None:

@@ -211,9 +211,7 @@ def _pipeline(
                     omp_threads_bind=host.vars.omp_threads_bind,
                     extra=wants.env,
                 ),
-                nccl_env=nccl_env(
-                    fabric[host.name].interface, rate_mbit=rate, debug=wants.nccl_debug, extra=wants.env
-                ),
+                nccl_env=nccl_env(fabric[host.name].interface, rate_mbit=rate, debug=wants.nccl_debug, extra=wants.env),
                 peers=tuple(fabric[other].address for other in hosts if other != host.name),
                 ports=(wants.api_port, wants.master_port) if rank == 0 else (),
                 agent=plan_agent(cluster, host.name, fabric[host.name].address, wants),

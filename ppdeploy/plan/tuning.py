@@ -1,7 +1,7 @@
 """What is tuned on a node: each setting with its reason, or why it stays as it is. None of it is part of a release.
 
-Whether a setting is needed is judged by what the host had before ppdeploy tuned anything, else a second apply would find
-that nothing is needed any more and take it back.
+Whether a setting is needed is judged by what the host had before ppdeploy tuned anything: else a second apply would
+find that nothing is needed any more, and take it back.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ RFS_FLOWS = 4096
 DEFAULT_QDISCS = frozenset({"pfifo_fast", "fq_codel", "pfifo", "noqueue"})
 """Those that the kernel itself gives a NIC of one queue, and gives back when another one is removed."""
 
+NIC_KEYS = frozenset({"mtu", "rings", "eee", "rx_usecs", "rps", "rfs", "qdisc"})
+"""Settings of one NIC; the others are the host's."""
+
 Judged = tuple[Literal["set", "kept", "unsupported", "off"], str, str]
 """Verdict, value and reason."""
 
@@ -62,7 +65,11 @@ class _Place:
 
     def before(self, key: str, now: str) -> str:
         """Return what the host had before ppdeploy set anything; `now` where it set nothing."""
-        return (self.facts.tuned or {}).get(key, now)
+        tuned = self.facts.tuned
+        if tuned is None or (tuned.interface != self.nic.name and key in NIC_KEYS):
+            # Of another NIC: the host gets that one's settings back before this one is tuned.
+            return now
+        return tuned.settings.get(key, now)
 
     def kernel(self, name: str) -> str | None:
         """Return what a kernel setting was before; None where it cannot be set here."""
@@ -71,7 +78,13 @@ class _Place:
 
 
 def plan_tuning(
-    facts: NodeFacts, interface: str, wants: PipelineVars, *, rate_mbit: int | None, ports: Collection[int], running: bool
+    facts: NodeFacts,
+    interface: str,
+    wants: PipelineVars,
+    *,
+    rate_mbit: int | None,
+    ports: Collection[int],
+    running: bool,
 ) -> TuningPlan:
     """Decide what is tuned on a node.
 
@@ -318,7 +331,9 @@ def _buffer(name: str) -> Callable[[_Place], Judged]:
         *start, most = before.split()
         if int(most) >= need:
             return "kept", "", f"{most} bytes are enough for {place.rate_mbit} Mbit/s ({need} are needed)"
-        reason = f"{place.rate_mbit} Mbit/s for {RTT * 1000:g} ms there and back, and as much for the kernel's own share"
+        reason = (
+            f"{place.rate_mbit} Mbit/s for {RTT * 1000:g} ms there and back, and as much for the kernel's own share"
+        )
         return "set", " ".join([*start, str(need)]), reason
 
     return judge

@@ -356,9 +356,9 @@ class PipelineVars(Frozen):
         default=6,
     )
     nic_tuning: bool = _var(
-        "Tune the fabric NIC of every node: ring sizes, EEE off, interrupt coalescing, packet steering, TCP buffers and "
-        "reserved ports, each only where docs/tuning.md says that it helps. Off by default: the settings belong to the "
-        "machine and not to the pipeline, some take the link down for seconds, and up to 10 Gbit/s handoffs were "
+        "Tune the fabric NIC of every node: ring sizes, EEE off, interrupt coalescing, packet steering, TCP buffers "
+        "and reserved ports, each only where docs/tuning.md says that it helps. Off by default: the settings belong to "
+        "the machine and not to the pipeline, some take the link down for seconds, and up to 10 Gbit/s handoffs were "
         "measured to fill the link without any of them.",
         must="true or false",
         scope="pipeline",
@@ -372,8 +372,8 @@ class PipelineVars(Frozen):
         unset="as the host has it",
     )
     tcp_pacing: Literal["fq", "bbr"] | None = _var(
-        "Pace what leaves the fabric NIC: fq (a queue for each flow), or bbr (fq and the congestion control BBR for all "
-        "of the host's connections). Not measured to be better on a LAN, so nothing is set by itself.",
+        "Pace what leaves the fabric NIC: fq (a queue for each flow), or bbr (fq and the congestion control BBR for "
+        "all of the host's connections). Not measured to be better on a LAN, so nothing is set by itself.",
         must="fq or bbr",
         scope="pipeline",
         unset="as the host has it",
