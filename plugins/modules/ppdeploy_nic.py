@@ -613,9 +613,10 @@ def why_silent(source: str, peer: str, mtu: int) -> str:
             return ""
         # Only once small ones pass does it say anything that large ones do not; thrice is no accident.
         reached += echoes(source, peer, 84)
-        if reached >= 3:
+        late = time.monotonic() > deadline
+        if reached >= 3 or (reached and late):
             return f"packets of {mtu} bytes do not pass, small ones do"
-        if time.monotonic() > deadline:
+        if late:
             return "it answers no ping at all, so that no size can be tried"
 
 
