@@ -66,11 +66,9 @@ def test_loopback_has_nothing_of_it() -> None:
     ("tree", "manager", "file"),
     [
         (
-            {
-                "run/systemd/netif/links/3": "ADMIN_STATE=configured\nNETWORK_FILE=/run/systemd/network/10-np-x.network\n"
-            },
+            {"run/systemd/netif/links/3": "ADMIN_STATE=configured\nNETWORK_FILE=/run/systemd/network/10-x.network\n"},
             "networkd",
-            "/run/systemd/network/10-np-x.network",
+            "/run/systemd/network/10-x.network",
         ),
         ({"run/systemd/netif/links/3": "ADMIN_STATE=unmanaged\n"}, None, None),
         ({"run/NetworkManager/devices/3": "[device]\nmanaged=true\n"}, "NetworkManager", None),
