@@ -155,8 +155,8 @@ def socket_threads(rate_mbit: int | None) -> dict[str, str]:
     """Return how many threads NCCL serves a connection's sockets with, where another number than its own is faster.
 
     Measured with scripts/nccl_sockets.py on two H200 (docs/measured.md): at 10 Gbit/s nothing that is set changes a
-    handoff of 256 tokens or more by over 3 %, and each thread keeps a core busy; at 25 Gbit/s one helper thread saves 8 % of a large
-    one; on a link without a limit two halve it, and more than one socket for each or four threads bring no more.
+    handoff of 256 tokens or more by over 3 %, and each thread keeps a core busy; at 25 Gbit/s one helper thread saves
+    8 % of a large one; on a link without a limit two halve it, and more sockets or four threads bring no more.
     """
     if rate_mbit is None or rate_mbit < ONE_THREAD_MBIT:
         return {}

@@ -122,7 +122,7 @@ def test_an_mtu_that_one_host_cannot_have_is_refused_and_every_host_is_as_before
     said = "the MTU 9000 does not pass from fab0 of node1 (198.18.1.11) to 198.18.1.12: packets of 9000 bytes do not"
     assert said in done.out, done.said
     assert "does not pass from fab0 of node2 (198.18.1.12) to 198.18.1.11" in done.out
-    assert "remove ppdeploy_mtu" in done.out
+    assert "take the MTU out of the inventory" in done.out
     assert done.changed() == no_change()
     assert tuned.state() == bare
 
