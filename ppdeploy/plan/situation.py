@@ -40,6 +40,10 @@ def situation_of(
         quantization=shape.quantization,
         dtype=shape.dtype or "unknown",
         cache_dtype=cache_dtype(shape, wants.vllm_args),
+        max_model_len=wants.max_model_len,
+        longest=shape.max_position_embeddings,
+        # Of Nemotron's layers for multi-token prediction nothing is known here (docs/models.md).
+        drafts=shape.mtp_layers > 0 if shape.exact and not shape.architectures[0].startswith("Nemotron") else None,
         heads=Heads(
             query=shape.num_attention_heads,
             # MLA keeps one latent, which every GPU has in full.
