@@ -649,7 +649,7 @@ def echoes(source: str, peer: str, size: int) -> bool:
 
 def checksum(data: bytes) -> int:
     """Return the Internet checksum (RFC 1071)."""
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data[: len(data) // 2 * 2]))
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data[: len(data) // 2 * 2]))
     if len(data) % 2:
         total += data[-1] << 8
     while total >> 16:

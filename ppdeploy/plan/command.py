@@ -129,7 +129,7 @@ def rank_env(
 
 
 def nccl_env(
-    interface: str, *, rate_mbit: int | None, debug: str | None = None, extra: Collection[str] = ()
+    interface: str, *, rate_mbit: int | None = None, debug: str | None = None, extra: Collection[str] = ()
 ) -> dict[str, str]:
     """Return what keeps NCCL and gloo on the fabric NIC; the names may differ from node to node.
 

@@ -387,7 +387,7 @@ def buffer_bytes(rate_mbit: int) -> int:
 def cpu_mask(listed: str) -> str:
     """Return CPUs such as `0-3,8` as the kernel's mask: words of 32 bits in hex, highest first, comma between."""
     mask = sum(1 << cpu for cpu in ports_in(listed))
-    words = []
+    words: list[int] = []
     while mask or not words:
         words.append(mask & 0xFFFFFFFF)
         mask >>= 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_kernel_settings_that_cannot_be_set_are_left_out(put: Put) -> None:
 def test_pacing_is_known_as_file_as_built_in_and_as_loaded(put: Put) -> None:
     put({"proc/version": ""})
     assert module.pacing_modules() == []
-    release = module.os.uname().release
+    release = os.uname().release
     put({f"modules/{release}/modules.dep": "kernel/net/sched/sch_fq.ko.xz:\nkernel/net/sched/sch_fq_codel.ko.xz:\n"})
     assert module.pacing_modules() == ["sch_fq"]
     put(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import socket
 import struct
@@ -117,7 +118,7 @@ def mtu_ioctl(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         told.append(mtu)
         node.put("/sys/class/net/fab0/mtu", f"{mtu}\n")
 
-    monkeypatch.setattr(module.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
     return told
 
 

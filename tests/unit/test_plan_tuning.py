@@ -85,7 +85,7 @@ def judged(key: str, facts: NodeFacts, **wants: Any) -> tuple[str, str]:
 PORTS = "sysctl.net.ipv4.ip_local_reserved_ports"
 RMEM, WMEM = "sysctl.net.ipv4.tcp_rmem", "sysctl.net.ipv4.tcp_wmem"
 ENTRIES, CONTROL = "sysctl.net.core.rps_sock_flow_entries", "sysctl.net.ipv4.tcp_congestion_control"
-ONE_QUEUE = {"rx_queues": 1, "rps": "rx-0=0", "rfs": "rx-0=0"}
+ONE_QUEUE: dict[str, Any] = {"rx_queues": 1, "rps": "rx-0=0", "rfs": "rx-0=0"}
 GOVERNED = make_facts().cpu.model_copy(
     update={"governors": "policy0=schedutil policy1=powersave", "governors_available": ("performance", "schedutil")}
 )
