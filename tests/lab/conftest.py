@@ -22,9 +22,11 @@ _HERE = Path(__file__).parent
 #: and download wheels, and on a busy machine a model takes minutes to start.
 _TIMEOUT = 1500
 
-#: The lab's own tests come first: they reboot hosts and cut links, which ranks would suffer from. Then the story of one
-#: cluster, in which a model starts as few times as possible.
+#: First what has hosts of its own, before those of all other tests are up. Then the lab's own tests: they reboot hosts
+#: and cut links, which ranks would suffer from. Then the story of one cluster, in which a model starts as few times as
+#: possible.
 _ORDER = (
+    "test_tuning",
     "test_lab_hosts",
     "test_lab_recovery",
     "test_apply",

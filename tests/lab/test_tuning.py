@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -47,14 +47,14 @@ class Tuned(Cluster):
         """Return every file and every setting of the hosts."""
         return {node: self.out(node, _STATE).splitlines() for node in self.lab.nodes}
 
-    def tune(self, *words: str, mtu: int | None = None) -> Done:
+    def tune(self, *words: str, mtu: int | None, nic_tuning: bool = True) -> Done:
         """Take facts, plan, and run the role."""
         play = yaml.safe_load((data_root() / "playbooks/site.yml").read_text(encoding="utf-8"))[0]
         play["roles"] = [role for role in play["roles"] if role["role"] == "nic_tuning"]
         (plan,) = play["pre_tasks"]
         plan["ansible.builtin.import_tasks"] = str(data_root() / "playbooks" / plan["ansible.builtin.import_tasks"])
-        wants: dict[str, object] = {"ppdeploy_nic_tuning": True, **({"ppdeploy_mtu": mtu} if mtu else {})}
-        self.inventory = self.edited(self.elsewhere / f"mtu-{mtu}", wants)
+        wants: dict[str, object] = {"ppdeploy_nic_tuning": nic_tuning, **({"ppdeploy_mtu": mtu} if mtu else {})}
+        self.inventory = replace(self, inventory=self.lab.inventory).edited(self.elsewhere / f"mtu-{mtu}", wants)
         values = data_root() / "playbooks/group_vars/all.yml"
         return self.book("tune", play, "-e", f"@{values}", *words)
 
@@ -181,7 +181,17 @@ def test_a_reboot_keeps_it(tuned: Tuned) -> None:
 
 @pytest.mark.usefixtures("applied")
 def test_restoring_gives_back_every_byte_and_every_value(tuned: Tuned, bare: dict[str, list[str]]) -> None:
-    done = tuned.restore()
+    done = tuned.restore("--limit", "node1")
     assert done.code == 0, done.said
-    assert min(done.changed().values()) > 0
+    assert done.changed()["node1"] > 0
+    assert tuned.state()["node1"] == bare["node1"]
+
+
+@pytest.mark.usefixtures("applied")
+def test_what_is_no_longer_wanted_is_given_back_too(tuned: Tuned, bare: dict[str, list[str]]) -> None:
+    done = tuned.tune(mtu=None, nic_tuning=False)
+    assert done.code == 0, done.said
+    # The first one is restored already, and nothing is asked of it.
+    assert done.changed()["node1"] == 0
+    assert done.changed()["node2"] > 0
     assert tuned.state() == bare
