@@ -330,6 +330,9 @@ def _launch(head: Head, room: Room) -> Head:
 
 
 def _while_launched(head: Head, room: Room, actions: list[Action]) -> Head:
+    if head.phase == STARTING and _decision(head.record) != _decision(room.local.stored_record):
+        # Nobody can read the ask before it is stored, so no deadline runs while a slow disk takes its time.
+        head = replace(head, launched_at=room.now)
     fault = _fault(head, room)
     if fault is not None:
         return _fail(head, room, fault)
@@ -386,7 +389,9 @@ def _while_probing(head: Head, room: Room, actions: list[Action]) -> Head:
             failed_at=_NEVER,
             remark=f"tokens proven; a canary may take {proof.limit:.0f} s",
         )
-    if api.healthy and not progress.outstanding(proof):
+    if api.healthy and proof.canary_id == proof.returned:
+        # One that is out is tried until it is answered. Steps that others cause do not make it obsolete: a new one
+        # each time would never come back on a busy engine.
         proof = progress.sent(proof, room.now)
         actions.append(SendCanary(proof.canary_id, full_size=True))
     return replace(head, progress=proof, remark=api.error or "waiting for the first token")
@@ -543,10 +548,21 @@ def _with_news(record: Record, room: Room) -> tuple[Member, ...]:
     """Return the nodes that may hold a rank: of the release, of the record, and known to nodes (rules 9, 10)."""
     told = tuple(member for answer in room.answers.values() for member in answer.known)
     members: dict[tuple[str, str], Member] = {}
+    # A machine that the release names otherwise was renamed: under its new name it speaks for the same rank, and under
+    # its old one nobody ever answers again.
+    named = {node.machine_id for node in room.local.release.nodes}
+    told_of = [member for member in (*record.members, *told) if not _renamed(member, room.local.release.nodes, named)]
     # The release comes first, since it has the newest address of a node.
-    for member in (*room.local.release.nodes, *record.members, *told):
+    for member in (*room.local.release.nodes, *told_of):
         if member.machine_id not in record.forgotten:
             key = (member.name, member.machine_id)
             if key not in members:
                 members[key] = replace(member, boot_id="") if member.boot_id else member
     return tuple(members.values())
+
+
+def _renamed(member: Member, nodes: tuple[Member, ...], named: set[str]) -> bool:
+    """Whether the release has this very machine under another name (a plan refuses two nodes of one machine id)."""
+    if not member.machine_id or member.machine_id not in named:
+        return False
+    return all(node.machine_id != member.machine_id or node.name != member.name for node in nodes)
