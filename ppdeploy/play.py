@@ -186,10 +186,6 @@ def tuning_slice(node: NodePlan, facts: NodeFacts) -> dict[str, Any]:
         ],
         # Nothing is asked of a host on which nothing is to be set and nothing was.
         "needed": bool(settings) or facts.tuned is not None,
-        "report": [
-            f"{one.key}: {one.verdict}" + (f" to {one.value}" if one.value else "") + f" ({one.reason})"
-            for one in node.tuning.settings
-        ],
     }
 
 
