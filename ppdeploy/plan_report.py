@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ppdeploy.bench_report import refinement_text, seconds_text, speed_text
 from ppdeploy.plan.types import Model, Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory
 from ppdeploy.plan.words import gib_text
 from ppdeploy.render import file_path, stages_text
@@ -50,16 +51,6 @@ def memory_parts(row: StageMemory) -> tuple[Part, ...]:
 def rate_text(rate_mbit: int) -> str:
     """Return a rate in words, such as `2.5 Gbit/s`."""
     return f"{rate_mbit / 1000:g} Gbit/s" if rate_mbit >= 1000 else f"{rate_mbit} Mbit/s"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time of two or three digits with its unit."""
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def speed_text(tokens_per_second: float) -> str:
-    """Return tokens/s of as many digits as mean anything."""
-    return f"{tokens_per_second:.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.2g}"
 
 
 def model_text(model: Model) -> str:
@@ -262,6 +253,12 @@ def _speed(pipeline: PipelinePlan) -> Iterator[RenderableType]:
     for speed in outlook.speeds:
         table.add_row(*_cells(speed))
     yield Padding(table, (0, 0, 0, 2), expand=False)
+    if outlook.refinement:
+        yield Text(f"{refinement_text(outlook.refinement)}:")
+        better = plain_table("users", "first token", "each further", "tokens/s")
+        for speed in outlook.refinement.speeds:
+            better.add_row(*_cells(speed))
+        yield Padding(better, (0, 0, 0, 2), expand=False)
     yield from (Text(f"- {line}") for line in advice(pipeline))
 
 

@@ -101,7 +101,7 @@ def next_generation(record: Record, heard: list[GenerationId], salt: int) -> Gen
 
 def begin(record: Record, now: float, settings: Settings) -> Head:
     """Return the head of an agent that has just begun, which takes over whatever its record says."""
-    head = Head(record=record, since=now, progress=progress.begin(now, settings))
+    head = Head(record=record, since=now, progress=progress.begin(now, settings, record.stall_limit))
     if record.launched:
         # No deadline is older than this agent; a rank that is there is adopted, never restarted.
         head = replace(head, launched_at=now, start_head=True, head_asked_at=now, resumed=True, retry_at=now)
@@ -310,7 +310,7 @@ def _node_obstacles(node: Member, digest: str, record: Record, room: Room) -> li
 def _launch(head: Head, room: Room) -> Head:
     release = room.local.release
     members = tuple(replace(node, boot_id=room.answers[node.name].boot_id) for node in release.nodes)
-    record = replace(head.record, launched=True, release=release.digest, members=members)
+    record = replace(head.record, launched=True, release=release.digest, members=members, stall_limit=0.0)
     return replace(
         head,
         record=record,
@@ -369,7 +369,7 @@ def _while_starting(head: Head, room: Room) -> Head:
     missing = [m.name for m in head.record.members if not _runs(room.answers.get(m.name), generation)]
     if not missing:
         remark = "every rank has a live process; waiting for the API"
-        began = progress.begin(room.now, room.settings)
+        began = progress.begin(room.now, room.settings, head.record.stall_limit)
         return replace(head, phase=PROBING, remark=remark, progress=began)
     head = replace(head, remark=f"waiting for the rank of {', '.join(missing)} to start")
     if missing == [me] and not head.start_head:
@@ -383,6 +383,8 @@ def _while_probing(head: Head, room: Room, actions: list[Action]) -> Head:
         recovered = room.now - head.failed_at if head.failed_at > _NEVER else head.recovered
         return replace(
             head,
+            # Stored, since the next life of this agent sees no full-size prefill before it judges.
+            record=replace(head.record, stall_limit=proof.limit),
             phase=SERVING,
             serving_since=room.now,
             recovered=recovered,

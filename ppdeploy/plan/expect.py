@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ppdeploy.model import ModelShape
@@ -30,6 +30,26 @@ INSIDE_LATENCY = 10e-6
 """Seconds one way between two GPUs of a host; rough."""
 
 
+@dataclass(frozen=True)
+class SpeedModel:
+    """A planned pipeline as the speed model has it."""
+
+    pipeline: Pipeline
+    settings: Settings
+    input_tokens: int
+    """Of each prompt that the plan predicts for."""
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is expected of a pipeline, the findings on its links, and the model behind it; None where nothing can be."""
+
+    outlook: Outlook
+    findings: tuple[Finding, ...]
+    model: SpeedModel | None
+
+
 def expect(
     pipeline: str,
     decision: Decision,
@@ -39,8 +59,8 @@ def expect(
     latency_seconds: float | None = None,
     dtype: str | None = None,
     curves: bool = False,
-) -> tuple[Outlook, tuple[Finding, ...]]:
-    """Return the outlook of a pipeline, and the findings on its links.
+) -> Expected:
+    """Return the outlook of a pipeline, the findings on its links, and the model of its speed.
 
     `fabric` has the NIC of each host, whose negotiated rate is taken; where one does not say it, no speed is predicted.
     `latency_seconds` is one way between two hosts (None: that of a switch), `dtype` the activations' type where the
@@ -62,18 +82,17 @@ def expect(
         for load, pair, rate in zip(decision.loads[:-1], _pairs(hosts), rates, strict=True)
     ]
     if any(link is None for link in links):
-        return _without_rate(pipeline, known, hosts, rates, links, size)
+        return Expected(*_without_rate(pipeline, known, hosts, rates, links, size), None)
     joined = Pipeline(_shared(decision.loads), tuple(link for link in links if link is not None), size)
     if not decision.capacity.fits:
-        return known.model_copy(
-            update={"unknown": "the model does not fit", "links": _plain_links(hosts, rates, links, size)}
-        ), ()
+        plain = _plain_links(hosts, rates, links, size)
+        return Expected(known.model_copy(update={"unknown": "the model does not fit", "links": plain}), (), None)
     settings = Settings(decision.capacity.batched_tokens, running(decision.capacity, prompt + answer))
     few = len(joined.stages) <= MOST_COMPARED
     found = outlook(joined, settings, input_tokens=prompt, output_tokens=answer, compare=few)
     told = tuple(_told(link, hosts, rates[link.index]) for link in found.links)
     changed = few and found.best_settings != settings
-    return known.model_copy(
+    outcome = known.model_copy(
         update={
             "unknown": "" if found.predictions else "a link of it has no rate",
             "speeds": _speeds(found.predictions),
@@ -84,7 +103,9 @@ def expect(
             "best_speeds": _speeds(found.best_predictions) if changed else (),
             "curves": _curves(joined, hosts, settings, prompt, answer) if curves and found.predictions else (),
         }
-    ), tuple(_findings(pipeline, told))
+    )
+    model = SpeedModel(joined, settings, prompt, answer) if found.predictions else None
+    return Expected(outcome, tuple(_findings(pipeline, told)), model)
 
 
 def _rough(decision: Decision, shape: ModelShape) -> str:
@@ -153,10 +174,11 @@ def _shared(loads: Sequence[StageLoad]) -> tuple[StageLoad, ...]:
 
 
 def _speeds(predictions: Sequence[LoadPrediction]) -> tuple[Speed, ...]:
-    return tuple(_speed(one.concurrency, one.prediction) for one in predictions)
+    return tuple(speed_of(one.concurrency, one.prediction) for one in predictions)
 
 
-def _speed(concurrency: int, prediction: Prediction) -> Speed:
+def speed_of(concurrency: int, prediction: Prediction) -> Speed:
+    """Return a prediction as the plan has it, with four digits."""
     return Speed(
         concurrency=concurrency,
         ttft_seconds=_round(prediction.ttft_s),
@@ -182,7 +204,7 @@ def _curves(
         return Curve(
             rate_mbit=rate_mbit,
             speeds=tuple(
-                _speed(users, predict(changed, Load(users, prompt, answer), settings)) for users in CURVE_USERS
+                speed_of(users, predict(changed, Load(users, prompt, answer), settings)) for users in CURVE_USERS
             ),
         )
 

@@ -13,8 +13,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "ppdeploy"
 
 #: A part imports only what stands left of it (DESIGN.md, "The way through").
 ORDER = (
-    *("errors", "paths", "spec", "facts", "locks", "manifest", "hub", "model", "sources", "plan", "short_facts"),
-    *("what_if", "render", "run", "smoke", "play", "report", "plan_report", "plan_page"),
+    *("errors", "paths", "spec", "facts", "locks", "manifest", "hub", "model", "sources", "plan", "benches"),
+    *("short_facts", "what_if", "render", "run", "smoke", "play", "report", "bench_report", "plan_report", "plan_page"),
     *("gang", "gang_report", "logs", "lab", "cli", "__main__"),
 )
 
