@@ -175,6 +175,9 @@ class Cpu(_Fact):
     """Frequency governor of the first CPU, such as `schedutil`; None where the kernel scales none."""
     scaling_driver: str | None = None
     """Such as `intel_pstate`, whose `powersave` is no saving at all."""
+    governors: str | None = None
+    """That of each frequency policy, `policy0=schedutil policy4=schedutil`; None where none can be set."""
+    governors_available: tuple[str, ...] = ()
 
 
 class Memory(_Fact):
@@ -282,6 +285,39 @@ class NicCounters(_Fact):
     collisions: int
 
 
+class Rings(_Fact):
+    """The rings of a NIC, in packets: how many each holds now and at most."""
+
+    rx: int
+    rx_max: int
+    tx: int
+    tx_max: int
+
+
+class NicTuning(_Fact):
+    """What can be tuned of a NIC; None: its driver does not have it, or this host may not set it."""
+
+    rx_queues: int
+    """Receive queues, each of which one core serves."""
+    rings: Rings | None
+    rx_usecs: int | None
+    """How long the NIC may hold back an interrupt for more packets to come, in microseconds."""
+    adaptive_rx: bool | None
+    """Whether the driver chooses that time itself."""
+    rps: str | None
+    """The CPUs that packets of each receive queue are spread over, as masks: `rx-0=0 rx-1=0`; 0: not spread."""
+    rfs: str | None
+    """Flows that each receive queue remembers the CPU of."""
+    min_mtu: int | None
+    max_mtu: int | None
+    qdisc: str | None
+    """The root queueing discipline, such as `mq` or `fq_codel`."""
+    manager: Literal["networkd", "NetworkManager", "ifupdown"] | None
+    """Who configures it (netplan writes files for one of the first two)."""
+    network_file: str | None
+    """With networkd, the .network file that does."""
+
+
 class Nic(_Fact):
     """A network interface."""
 
@@ -317,6 +353,8 @@ class Nic(_Fact):
     """Whether Energy-Efficient Ethernet is on; None when it has none, or not known."""
     carrier_changes: int | None = None
     """How often the link came or went since the NIC was made; None: not known."""
+    tuning: NicTuning | None = None
+    """None: not known."""
 
     @property
     def up(self) -> bool:
@@ -503,6 +541,10 @@ class Sysctl(_Fact):
     arp_ignore: int | None = None
     """net.ipv4.conf.all.arp_ignore: 0 answers for any address of the host on any NIC."""
     arp_filter: int | None = None
+    tunable: dict[str, str] = {}
+    """Settings that nic_tuning may set and that can be set here, by name; a container's kernel keeps some from it."""
+    pacing_modules: tuple[str, ...] = ()
+    """Of sch_fq and tcp_bbr, those that the kernel has."""
 
 
 class Kernel(_Fact):
@@ -522,6 +564,15 @@ class Rival(_Fact):
     pid: int
     kind: Literal["vllm", "ray"]
     unit: str | None
+
+
+class Tuned(_Fact):
+    """What a host had before the role nic_tuning set anything; it is given back from there."""
+
+    interface: str
+    """The NIC that is tuned."""
+    settings: dict[str, str]
+    """By what was set, as plugins/modules/ppdeploy_nic.py names it."""
 
 
 class NodeFacts(_Fact):
@@ -566,6 +617,8 @@ class NodeFacts(_Fact):
     kernels: tuple[Kernel, ...] | None = None
     """None here and below: not known."""
     rivals: tuple[Rival, ...] | None = None
+    tuned: Tuned | None = None
+    """What nic_tuning found before it set anything; None: it set nothing."""
     firewalls: tuple[str, ...] | None = None
     """Units that filter packets and are active, such as `ufw.service`."""
 

@@ -149,6 +149,7 @@ def plan_of_play(
                 "model": model_slice(pipeline, node, models[pipeline.name]),
                 "venv": venv_slice(spec.pipeline(pipeline.name), pipeline, node),
                 "agent": agent_slice(spec, node),
+                "tuning": tuning_slice(node, typed[node.host]),
                 **({"bench": asked[pipeline.name]} if asked else {}),
             }
     return {"plan": plan.model_dump(mode="json"), "nodes": nodes}
@@ -276,6 +277,23 @@ def agent_slice(spec: Spec, node: NodePlan) -> dict[str, Any]:
             for file in node.files
             if file.part == "agent"
         ],
+    }
+
+
+def tuning_slice(node: NodePlan, facts: NodeFacts) -> dict[str, Any]:
+    """Return what the role nic_tuning is given beside the templates' variable."""
+    settings = node.tuning.wanted()
+    return {
+        "interface": node.tuning.interface,
+        "settings": settings,
+        "waits": [one.key for one in node.tuning.settings if one.verdict == "waits"],
+        "files": [
+            {"path": file.path, "template": file.template, "mode": file.mode}
+            for file in node.files
+            if file.part == "tuning"
+        ],
+        # Nothing is asked of a host on which nothing is to be set and nothing was.
+        "needed": bool(settings) or facts.tuned is not None,
     }
 
 

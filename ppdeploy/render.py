@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ppdeploy.facts import FileState, NodeFacts, PipelineState
 from ppdeploy.paths import data_root
 from ppdeploy.plan.build import GENERIC_UNIT, RELEASE_FILES, ROOT, UNIT_DIR
+from ppdeploy.plan.tuning import CONFIG, SCRIPT
 from ppdeploy.plan.types import NodePlan, PipelinePlan, Plan, PlannedFile, Work
 
 AGENT_FILE = "/opt/ppdeploy/agent/agent.pyz"
@@ -112,6 +113,7 @@ def template_values(pipeline: PipelinePlan, node: NodePlan, release: str | None 
     return {
         **_file_values(pipeline, node),
         **agent_values(pipeline, node),
+        "tuning": tuning_values(node),
         "release_json": release_json(pipeline) if release is None else release,
     }
 
@@ -135,6 +137,27 @@ def agent_values(pipeline: PipelinePlan, node: NodePlan) -> dict[str, Any]:
         "fence_seconds": FENCE_SECONDS,
         "rank_unit": node.unit,
         "run_folder": AGENT_RUN_FOLDER,
+    }
+
+
+def tuning_values(node: NodePlan) -> dict[str, Any]:
+    """Return what the templates of the tuning print, as `node.tuning`."""
+    wanted = node.tuning.wanted()
+    reasons = {one.key: one.reason for one in node.tuning.settings}
+    boot = {key: value for key, value in wanted.items() if not key.startswith("sysctl.")}
+    return {
+        "interface": node.tuning.interface,
+        "script": SCRIPT,
+        "config": CONFIG,
+        "config_json": json.dumps({"interface": node.tuning.interface, "settings": boot}, sort_keys=True, indent=2),
+        "kernel": [
+            {"name": key.removeprefix("sysctl."), "value": value, "reason": reasons[key]}
+            for key, value in sorted(wanted.items())
+            if key.startswith("sysctl.")
+        ],
+        "mtu": wanted.get("mtu", ""),
+        # nvidia-smi loads the driver's module where nothing has done so yet.
+        "capabilities": "CAP_NET_ADMIN CAP_SYS_ADMIN" if "gpu_persistence" in wanted else "CAP_NET_ADMIN",
     }
 
 

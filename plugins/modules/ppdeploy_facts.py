@@ -173,6 +173,20 @@ SYS = "/sys"
 PROC = "/proc"
 ETC = "/etc"
 OPT = "/opt/ppdeploy"
+RUN = "/run"
+# What the role nic_tuning found before it set anything (plugins/modules/ppdeploy_nic.py writes it).
+TUNED = "/var/lib/ppdeploy/nic-before.json"
+# Kernel settings that it may set, where this kernel has them and lets root write them.
+TUNABLE = (
+    "net.core.rmem_max",
+    "net.core.rps_sock_flow_entries",
+    "net.core.wmem_max",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.tcp_congestion_control",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_wmem",
+)
+PACING_MODULES = ("sch_fq", "tcp_bbr")
 UNITS = "/etc/systemd/system"
 CONSUMED_TICKET = "/run/ppdeploy-agent/consumed.json"
 RANK_UNIT = "ppdeploy-rank@%s.service"
@@ -200,6 +214,8 @@ SHARED = "/dev"  # the folder in which shared memory is mounted, as `shm`
 NO_LIMIT = 2**63 - 1  # what stands for systemd's `infinity`
 # linux/ethtool.h and linux/sockios.h.
 SIOCETHTOOL = 0x8946
+ETHTOOL_GCOALESCE = 0x0E
+ETHTOOL_GRINGPARAM = 0x10
 ETHTOOL_GEEE = 0x44
 ETHTOOL_GLINKSETTINGS = 0x4C
 # enum ethtool_link_mode_bit_indices: the rate in Mbit/s of each full-duplex mode.
@@ -575,7 +591,38 @@ def sysctl() -> Facts:
         "tcp_wmem_max": last_number(f"{PROC}/sys/net/ipv4/tcp_wmem"),
         "arp_ignore": read_int(f"{PROC}/sys/net/ipv4/conf/all/arp_ignore"),
         "arp_filter": read_int(f"{PROC}/sys/net/ipv4/conf/all/arp_filter"),
+        "tunable": tunable(),
+        "pacing_modules": pacing_modules(),
     }
+
+
+def tunable() -> dict[str, str]:
+    """Return those kernel settings of TUNABLE that can be set here; a container's kernel keeps some from it."""
+    places = {name: Path(PROC, "sys", *name.split(".")) for name in TUNABLE}
+    return {
+        name: " ".join(place.read_text(encoding="utf-8").split())
+        for name, place in places.items()
+        if os.access(place, os.R_OK | os.W_OK)
+    }
+
+
+def pacing_modules() -> list[str]:
+    """Return those of PACING_MODULES that this kernel has: built in, loaded, or as a file that it can load."""
+    folder = f"{MODULES}/{os.uname().release}"
+    text = "\n".join(read_or(f"{folder}/{name}") or "" for name in ("modules.dep", "modules.builtin"))
+    known = set(re.findall(r"(?:^|/)([\w-]+)\.ko", text)) | set(list_folder(f"{SYS}/module"))
+    if "bbr" in (read_or(f"{PROC}/sys/net/ipv4/tcp_available_congestion_control") or "").split():
+        known.add("tcp_bbr")
+    return [name for name in PACING_MODULES if name in known]
+
+
+def tuned() -> Facts | None:
+    """Return what nic_tuning found before it set anything, and of which NIC; None where it set nothing."""
+    text = read_or(TUNED)
+    if text is None:
+        return None
+    known = json.loads(text)
+    return {"interface": known["interface"], "settings": known["settings"]}
 
 
 def last_number(path: str) -> int | None:
@@ -674,7 +721,18 @@ def cpu(problems: Problems) -> Facts:
         "numa": problems.guard("cpu.numa", numa_nodes) or [],
         "governor": read_or(f"{base}/cpu0/cpufreq/scaling_governor"),
         "scaling_driver": read_or(f"{base}/cpu0/cpufreq/scaling_driver"),
+        "governors": each_policy(f"{base}/cpufreq"),
+        "governors_available": (read_or(f"{base}/cpu0/cpufreq/scaling_available_governors") or "").split(),
     }
+
+
+def each_policy(folder: str) -> str | None:
+    """Return the governor of each frequency policy, `policy0=schedutil`, and so on; None where none can be set."""
+    policies = sorted(name for name in list_folder(folder) if name.startswith("policy"))
+    files = {name: f"{folder}/{name}/scaling_governor" for name in policies}
+    if not files or not all(os.access(path, os.W_OK) for path in files.values()):
+        return None
+    return " ".join(f"{name}={read(path)}" for name, path in files.items())
 
 
 def numa_nodes() -> list[Facts]:
@@ -934,7 +992,52 @@ def nic(name: str, listed: Facts) -> Facts:
         "max_speed_mbit": None if virtual else max_speed(name),
         "eee": None if virtual else energy_efficient(name),
         "carrier_changes": read_int(f"{base}/carrier_changes"),
+        "tuning": nic_tuning(name, base, listed),
     }
+
+
+def nic_tuning(name: str, base: str, listed: Facts) -> Facts:
+    """Return what can be tuned of an interface, None for what its driver does not have or this host may not set."""
+    rings = ethtool(name, struct.pack("I", ETHTOOL_GRINGPARAM), 36)
+    coalescing = ethtool(name, struct.pack("I", ETHTOOL_GCOALESCE), 92)
+    ring = struct.unpack("=9I", rings) if rings else None
+    times = struct.unpack("=23I", coalescing) if coalescing else None
+    manager, file = network_manager(name, read(f"{base}/ifindex"))
+    return {
+        "rx_queues": len([entry for entry in list_folder(f"{base}/queues") if entry.startswith("rx-")]),
+        "rings": {"rx": ring[5], "rx_max": ring[1], "tx": ring[8], "tx_max": ring[4]} if ring else None,
+        "rx_usecs": times[1] if times else None,
+        "adaptive_rx": times[10] != 0 if times else None,
+        "rps": each_queue(base, "rps_cpus"),
+        "rfs": each_queue(base, "rps_flow_cnt"),
+        "min_mtu": listed.get("min_mtu"),
+        "max_mtu": listed.get("max_mtu") or None,
+        "qdisc": listed.get("qdisc"),
+        "manager": manager,
+        "network_file": file,
+    }
+
+
+def each_queue(base: str, file: str) -> str | None:
+    """Return a setting of each receive queue, `rx-0=0 rx-1=0`; None where it cannot be set."""
+    queues = [entry for entry in list_folder(f"{base}/queues") if entry.startswith("rx-")]
+    files = {queue: f"{base}/queues/{queue}/{file}" for queue in sorted(queues, key=lambda name: (len(name), name))}
+    if not files or not all(os.access(path, os.W_OK) for path in files.values()):
+        return None
+    return " ".join(f"{queue}={read(path)}" for queue, path in files.items())
+
+
+def network_manager(name: str, index: str) -> tuple[str | None, str | None]:
+    """Return who configures an interface, and with networkd the file that does; (None, None) where nobody is known."""
+    link = read_or(f"{RUN}/systemd/netif/links/{index}") or ""
+    shown = dict(line.split("=", 1) for line in link.splitlines() if "=" in line)
+    if shown.get("NETWORK_FILE") and shown.get("ADMIN_STATE") not in (None, "unmanaged"):
+        return "networkd", shown["NETWORK_FILE"]
+    if re.search(r"^managed=true$", read_or(f"{RUN}/NetworkManager/devices/{index}") or "", re.MULTILINE):
+        return "NetworkManager", None
+    if re.search(rf"^{re.escape(name)}=", read_or(f"{RUN}/network/ifstate") or "", re.MULTILINE):
+        return "ifupdown", None
+    return None, None
 
 
 def ethtool(name: str, request: bytes, size: int) -> bytes | None:
@@ -1543,6 +1646,7 @@ def collect(params: Facts) -> Facts:
         "sysctl": guard("sysctl", sysctl) or {"ip_local_port_range": None, "ip_local_reserved_ports": None},
         "kernels": guard("kernels", kernels),
         "rivals": guard("rivals", rivals),
+        "tuned": guard("tuned", tuned),
         "tools": {name: find_tool(name) for name in TOOLS},
         "disks": [d for d in (guard("disks", room, path) for path in params["paths"]) if d],
         "listeners": guard("listeners", listeners, problems, set(params["ports"])) or [] if params["ports"] else [],

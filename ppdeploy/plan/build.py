@@ -10,7 +10,7 @@ from packaging.version import Version
 from ppdeploy import locks
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts
-from ppdeploy.plan.agent import agent_files, plan_agent
+from ppdeploy.plan.agent import AGENT_PORT, agent_files, plan_agent
 from ppdeploy.plan.bench import BenchRun
 from ppdeploy.plan.checks import blocked_findings
 from ppdeploy.plan.checks.situate import situation, unit_name
@@ -24,13 +24,16 @@ from ppdeploy.plan.refinement import refine_plan
 from ppdeploy.plan.rules import broken_rules
 from ppdeploy.plan.sidecars import plan_sidecars, sidecar_file
 from ppdeploy.plan.situation import situation_of
+from ppdeploy.plan.tuning import mtu_findings, plan_tuning, tuning_files
 from ppdeploy.plan.types import (
     Environment,
+    Fabric,
     Model,
     NodePlan,
     PipelinePlan,
     Plan,
     PlannedFile,
+    TuningPlan,
     Work,
 )
 from ppdeploy.sources import ModelSource
@@ -176,6 +179,8 @@ def _pipeline(
         )
         for host in spec.hosts
     }
+    tunings = {host: _tuning(spec, facts[host], fabric[host]) for host in hosts}
+    rate = _slowest_mbit(fabric)
     nodes = []
     for rank, host in enumerate(spec.hosts):
         devices = tuple(range(layout.ranks_per_node)) if wants.device == "cuda" else ()
@@ -218,12 +223,18 @@ def _pipeline(
                     omp_threads_bind=host.vars.omp_threads_bind,
                     extra=wants.env,
                 ),
-                nccl_env=nccl_env(fabric[host.name].interface),
+                nccl_env=nccl_env(fabric[host.name].interface, rate_mbit=rate, debug=wants.nccl_debug, extra=wants.env),
                 peers=tuple(fabric[other].address for other in hosts if other != host.name),
                 ports=(wants.api_port, wants.master_port) if rank == 0 else (),
                 agent=plan_agent(cluster, host.name, fabric[host.name].address, wants),
-                files=(*_files(), *agent_files(), *(sidecar_file(sidecar) for sidecar in sidecars[host.name])),
+                files=(
+                    *_files(),
+                    *agent_files(),
+                    *(sidecar_file(sidecar) for sidecar in sidecars[host.name]),
+                    *tuning_files(tunings[host.name], _network_file(facts[host.name], fabric[host.name])),
+                ),
                 sidecars=sidecars[host.name],
+                tuning=tunings[host.name],
                 work=Work(
                     install_venv=not _venv_installed(facts[host.name], environment),
                     place_model=not _model_placed(facts[host.name], model),
@@ -257,9 +268,37 @@ def _pipeline(
             *broken_rules(situation_of(spec, source.shape, layout, facts, Version(lock.vllm_version))),
             *decision.findings,
             *expected.findings,
+            *(
+                finding
+                for node in nodes
+                for finding in mtu_findings(spec.name, node.host, facts[node.host], node.fabric.interface, wants.mtu)
+            ),
         ),
     )
     return found, expected.model
+
+
+def _tuning(spec: PipelineSpec, facts: NodeFacts, fabric: Fabric) -> TuningPlan:
+    state = facts.pipelines.get(spec.name)
+    return plan_tuning(
+        facts,
+        fabric.interface,
+        spec.vars,
+        rate_mbit=fabric.speed_mbit,
+        ports={AGENT_PORT, spec.vars.master_port},
+        running=bool(state and state.unit and state.unit.active_state in {"active", "activating"}),
+    )
+
+
+def _slowest_mbit(fabric: Mapping[str, Fabric]) -> int | None:
+    """Return the rate of the slowest NIC of a pipeline in Mbit/s; None where one does not say its own."""
+    rates = [one.speed_mbit for one in fabric.values() if one.speed_mbit is not None]
+    return min(rates) if len(rates) == len(fabric) else None
+
+
+def _network_file(facts: NodeFacts, fabric: Fabric) -> str | None:
+    nic = facts.nic(fabric.interface)
+    return nic.tuning.network_file if nic and nic.tuning else None
 
 
 def _environment(spec: PipelineSpec, facts: Mapping[str, NodeFacts]) -> locks.Lock:

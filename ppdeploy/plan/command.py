@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 SHUTDOWN_SECONDS = 30
 """How long a head that is told to stop finishes its requests; less than `TimeoutStopSec=` of the rank's unit."""
+
+ONE_THREAD_MBIT = 25_000
+TWO_THREADS_MBIT = 40_000
+"""Rates from which NCCL's own thread, which carries 25 Gbit/s at best, is not enough; see `socket_threads`."""
 
 
 def rank_argv(
@@ -124,15 +128,37 @@ def rank_env(
     return {**env, **extra}
 
 
-def nccl_env(interface: str) -> dict[str, str]:
+def nccl_env(
+    interface: str, *, rate_mbit: int | None = None, debug: str | None = None, extra: Collection[str] = ()
+) -> dict[str, str]:
     """Return what keeps NCCL and gloo on the fabric NIC; the names may differ from node to node.
 
     The leading `=` makes NCCL's match exact: a bare name is a prefix (NCCL's documentation of `NCCL_SOCKET_IFNAME`).
     On cpu only gloo reads its part; the rest does nothing there and lets the lab show that it lands.
+
+    `rate_mbit` is that of the pipeline's slowest NIC, in Mbit/s, or None where one does not say its own: all nodes get
+    the same threads. `extra` has the names that the inventory sets by itself: they stay as it says.
     """
-    return {
+    env = {
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": f"={interface}",
         "NCCL_SOCKET_FAMILY": "AF_INET",
         "NCCL_IB_DISABLE": "1",
     }
+    env |= {name: value for name, value in socket_threads(rate_mbit).items() if name not in extra}
+    if debug is not None:
+        env["NCCL_DEBUG"] = debug
+    return env
+
+
+def socket_threads(rate_mbit: int | None) -> dict[str, str]:
+    """Return how many threads NCCL serves a connection's sockets with, where another number than its own is faster.
+
+    Measured with scripts/nccl_sockets.py on two H200 (docs/measured.md): at 10 Gbit/s nothing that is set changes a
+    handoff of 256 tokens or more by over 3 %, and each thread keeps a core busy; at 25 Gbit/s one helper thread saves
+    8 % of a large one; on a link without a limit two halve it, and more sockets or four threads bring no more.
+    """
+    if rate_mbit is None or rate_mbit < ONE_THREAD_MBIT:
+        return {}
+    threads = 1 if rate_mbit < TWO_THREADS_MBIT else 2
+    return {"NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": "1"}

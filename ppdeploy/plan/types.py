@@ -197,7 +197,7 @@ class PlannedFile(Frozen):
 
     path: str
     template: str
-    part: Literal["rank", "agent", "sidecar"] = Field(
+    part: Literal["rank", "agent", "sidecar", "tuning"] = Field(
         default="rank", description="what the file is for; only a change of the rank's restarts the gang"
     )
     sidecar: str = Field(default="", description="name of the sidecar that the file is for")
@@ -274,6 +274,33 @@ class AgentPlan(Frozen):
     settings: dict[str, int] = Field(description="limits of the protocol by their names in ppdeploy/agent/settings.py")
 
 
+class NicSetting(Frozen):
+    """One thing that can be tuned on a node, and what was decided about it."""
+
+    key: str = Field(description="what is set, as plugins/modules/ppdeploy_nic.py knows it")
+    verdict: Literal["set", "waits", "kept", "unsupported", "off"] = Field(
+        description="set: it gets `value`; waits: it gets it at the next boot, or by an apply while no rank runs; "
+        "kept: as it is, it is right; unsupported: this host cannot; off: no variable asks for it"
+    )
+    before: str = Field(default="", description="what the host had before ppdeploy tuned anything; empty: not known")
+    value: str = Field(default="", description="what it is set to")
+    reason: str
+
+
+class TuningPlan(Frozen):
+    """What is tuned on a node. It is no part of the release."""
+
+    interface: str
+    manager: Literal["networkd", "NetworkManager", "ifupdown"] | None = Field(
+        description="who configures the NIC; None: not known"
+    )
+    settings: tuple[NicSetting, ...]
+
+    def wanted(self) -> dict[str, str]:
+        """Return the values of what is tuned, by key."""
+        return {one.key: one.value for one in self.settings if one.verdict in {"set", "waits"}}
+
+
 class NodePlan(Frozen):
     """All that is decided for one node of a pipeline."""
 
@@ -295,6 +322,7 @@ class NodePlan(Frozen):
     ports: tuple[int, ...] = Field(description="TCP ports that this node's rank listens on with a fixed number")
     agent: AgentPlan
     sidecars: tuple[SidecarPlan, ...] = ()
+    tuning: TuningPlan
     files: tuple[PlannedFile, ...]
     work: Work
 

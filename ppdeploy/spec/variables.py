@@ -361,6 +361,47 @@ class PipelineVars(Frozen):
         unit="s",
         default=6,
     )
+    nic_tuning: bool = _var(
+        "Tune the fabric NIC of every node: ring sizes, EEE off, interrupt coalescing, packet steering, TCP buffers "
+        "and reserved ports, each only where docs/tuning.md says that it helps. Off by default: the settings belong to "
+        "the machine and not to the pipeline, some take the link down for seconds, and up to 10 Gbit/s handoffs were "
+        "measured to fill the link without any of them.",
+        must="true or false",
+        scope="pipeline",
+        default=False,
+    )
+    mtu: Annotated[int, BeforeValidator(_not_bool), Field(ge=1280, le=9216)] | None = _var(
+        "MTU of the fabric NIC on every node, kept only if packets of that size pass between every two nodes.",
+        must="a whole number from 1280 to 9216",
+        scope="pipeline",
+        unit="bytes",
+        unset="as the host has it",
+    )
+    tcp_pacing: Literal["fq", "bbr"] | None = _var(
+        "Pace what leaves the fabric NIC: fq (a queue for each flow), or bbr (fq and the congestion control BBR for "
+        "all of the host's connections). Not measured to be better on a LAN, so nothing is set by itself.",
+        must="fq or bbr",
+        scope="pipeline",
+        unset="as the host has it",
+    )
+    gpu_persistence: bool = _var(
+        "Keep NVIDIA's driver loaded while no program uses a GPU (nvidia-smi -pm 1), which shortens every start.",
+        must="true or false",
+        scope="pipeline",
+        default=False,
+    )
+    cpu_governor: Annotated[str, _matches(r"[a-z]{3,15}")] | None = _var(
+        "Frequency governor of all cores, such as performance; costs electricity all day.",
+        must="a governor that the host has, such as performance",
+        scope="pipeline",
+        unset="as the host has it",
+    )
+    nccl_debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = _var(
+        "What NCCL tells in the rank's journal; INFO names the NIC and the sockets of every connection.",
+        must="VERSION, WARN, INFO or TRACE",
+        scope="pipeline",
+        unset="NCCL's own: errors alone",
+    )
     index_url: Url | None = _var(
         "Python package index for the nodes, instead of PyPI.",
         must="an http or https address without user name and password",

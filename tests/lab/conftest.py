@@ -22,11 +22,12 @@ _HERE = Path(__file__).parent
 #: and download wheels, and on a busy machine a model takes minutes to start.
 _TIMEOUT = 1500
 
-#: The checks come first, on a lab of their own, before any rank has taken the cores. The lab's own tests come next:
-#: they reboot hosts and cut links, which ranks would suffer from. Then the story of one cluster, in which a model
+#: Checks and tuning come first, on labs of their own, before any rank has taken the cores. The lab's own tests come
+#: next: they reboot hosts and cut links, which ranks would suffer from. Then the story of one cluster, in which a model
 #: starts as few times as possible.
 _ORDER = (
     "test_checks",
+    "test_tuning",
     "test_lab_hosts",
     "test_lab_recovery",
     "test_apply",
