@@ -17,6 +17,7 @@ from ppdeploy.plan.devices import cuda_bytes
 from ppdeploy.plan.expect import expect
 from ppdeploy.plan.fabric import Wish, choose_fabric
 from ppdeploy.plan.layout import choose_layout, default_partition
+from ppdeploy.plan.measured import MeasuredLink
 from ppdeploy.plan.memory import GIB
 from ppdeploy.plan.rules import broken_rules
 from ppdeploy.plan.sidecars import plan_sidecars, sidecar_file
@@ -56,19 +57,29 @@ def build_plan(
     models: Mapping[str, ModelSource],
     *,
     latency_seconds: float | None = None,
+    measured: Mapping[str, Sequence[MeasuredLink]] | None = None,
     curves: bool = False,
 ) -> Plan:
     """Decide everything for all pipelines of a spec.
 
     `facts` holds those of every host of the pipelines, `models` the resolved source of each pipeline's model. The
     release digests and the work to do are filled in by `ppdeploy.render.complete`, which can render files.
-    `latency_seconds` and `curves` are for the predicted speed alone: see `ppdeploy.plan.expect`.
+    `latency_seconds`, `measured` (by pipeline) and `curves` are for the predicted speed alone, and no part of a
+    release: see `ppdeploy.plan.expect`.
 
     Raises InputError for what the inventory got wrong and BlockedError for what the hosts do not have; findings that
     leave a plan possible are in the plan.
     """
     pipelines = [
-        _pipeline(spec.cluster, pipeline, facts, models[pipeline.name], latency_seconds=latency_seconds, curves=curves)
+        _pipeline(
+            spec.cluster,
+            pipeline,
+            facts,
+            models[pipeline.name],
+            latency_seconds=latency_seconds,
+            measured=(measured or {}).get(pipeline.name, ()),
+            curves=curves,
+        )
         for pipeline in spec.pipelines
     ]
     hosts = {pipeline.name: [node.host for node in pipeline.nodes] for pipeline in pipelines}
@@ -91,6 +102,7 @@ def _pipeline(
     source: ModelSource,
     *,
     latency_seconds: float | None,
+    measured: Sequence[MeasuredLink],
     curves: bool,
 ) -> PipelinePlan:
     wants = spec.vars
@@ -128,6 +140,7 @@ def _pipeline(
         source.shape,
         fabric,
         latency_seconds=latency_seconds,
+        measured=measured,
         dtype=str(wants.vllm_args.get("dtype") or ""),
         curves=curves,
     )
