@@ -28,6 +28,7 @@ try:
     from ppdeploy.gang import gang_status
     from ppdeploy.gang_report import status_lines
     from ppdeploy.logs import lines_of, merged
+    from ppdeploy.net_report import net_lines
     from ppdeploy.paths import data_root
     from ppdeploy.rsh import push_argv
     from ppdeploy.spec import secret_variable_names
@@ -103,6 +104,11 @@ def logs(seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def net_running(groups: Mapping[str, list[str]], seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the pipelines that a test of the network would disturb; `seen` is as that of `status`."""
+    return play.net_running({host: {**own, "pipeline": pipeline_of(groups, host)} for host, own in seen.items()})
+
+
 def public_names(names: Iterable[str]) -> list[str]:
     """Return the variable names without those of secrets, which no plan may see."""
     secret = secret_variable_names()
@@ -131,4 +137,8 @@ class FilterModule:
             "ppdeploy_plan": _told(play.plan_of_play),
             "ppdeploy_push": _told(push_argv),
             "ppdeploy_smoke_report": _told(play.smoke_of_play),
+            "ppdeploy_net_request": _told(play.net_request_of_play),
+            "ppdeploy_net_running": _told(net_running),
+            "ppdeploy_net_report": _told(play.net_report_of_play),
+            "ppdeploy_net_lines": net_lines,
         }

@@ -329,7 +329,7 @@ def _without_rate(
         verdict="ready",
         pipeline=pipeline,
         reason=f"no speed is predicted: {reason}",
-        remedy="see what it would be with `ppdeploy plan --what-if fabric=1g`, or measure the links with `ppdeploy net`",
+        remedy="see what it would be with `ppdeploy plan --what-if fabric=1g`, or measure it with `ppdeploy net`",
     )
     links_told = _plain_links(hosts, rates, links, size)
     return known.model_copy(update={"unknown": reason, "links": links_told}), (finding,)

@@ -29,9 +29,7 @@ class MeasuredLink:
     """When, ISO 8601 in UTC."""
 
 
-def still_true(
-    links: Iterable[MeasuredLink], fabric: Mapping[str, Fabric]
-) -> dict[tuple[str, str], MeasuredLink]:
+def still_true(links: Iterable[MeasuredLink], fabric: Mapping[str, Fabric]) -> dict[tuple[str, str], MeasuredLink]:
     """Return the measured links by sender and receiver, without those whose hosts now have another NIC or rate.
 
     `fabric` has the NIC of each host. An address or a negotiated rate that changed says that a cable, port or card

@@ -7,6 +7,7 @@ FACTS = "playbooks/facts.yml"
 SMOKE = "playbooks/smoke.yml"
 STATUS = "playbooks/status.yml"
 LOGS = "playbooks/logs.yml"
+NET = "playbooks/net.yml"
 
 #: Task whose result is what `ppdeploy_facts` returned.
 FACTS_TASK = "Ask every node for its facts"
@@ -43,3 +44,10 @@ PLAN = "ppdeploy__plan"
 SMOKE_REPORTS = "ppdeploy__smoke"
 #: Set on the head of a pipeline that went back to its last release: whether that one serves again.
 SERVES_AGAIN = "ppdeploy__serves_again"
+
+#: What `net` hands to its play: seconds of a run, whether to disturb what serves, whether the play prints a report.
+NET_SECONDS = "ppdeploy__net_seconds"
+NET_FORCE = "ppdeploy__net_force"
+NET_SHOW = "ppdeploy__net_show"
+#: What the play judged, set with `set_fact`.
+NET_FOUND = "ppdeploy__net"

@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "ppdeploy"
 #: A part imports only what stands left of it (DESIGN.md, "The way through").
 ORDER = (
     *("errors", "paths", "spec", "facts", "locks", "manifest", "hub", "model", "sources", "plan", "short_facts"),
-    *("what_if", "render", "run", "smoke", "play", "report", "plan_report", "plan_page"),
-    *("gang", "gang_report", "logs", "lab", "cli", "__main__"),
+    *("what_if", "render", "run", "smoke", "net", "play", "report", "plan_report", "plan_page"),
+    *("gang", "gang_report", "logs", "net_report", "net_page", "lab", "cli", "__main__"),
 )
 
 #: What reaches a host, a network or another program.
