@@ -96,13 +96,7 @@ def _pipeline(one: PipelineNet, time: str) -> Iterator[RenderableType]:
     yield _matrix(one)
     yield ""
     yield _ways(one)
-    for way in one.ways:
-        if way.verdict != "ready":
-            yield Text.assemble(
-                f"  {way.sender} to {way.receiver}: ",
-                (way.verdict or "unknown", STYLES[way.verdict]),
-                f": {way_sentence(way)}",
-            )
+    yield from _findings(one)
     shown = [way for way in one.ways if way.handoffs and way.next] or [way for way in one.ways if way.handoffs][:1]
     for way in shown:
         yield ""
@@ -110,6 +104,20 @@ def _pipeline(one: PipelineNet, time: str) -> Iterator[RenderableType]:
     if one.sentence:
         yield ""
         yield Text(one.sentence, "bold")
+
+
+def _findings(one: PipelineNet) -> Iterator[RenderableType]:
+    """Yield what is wrong with ways, those of one remedy together."""
+    groups: dict[tuple[str | None, str], list[Way]] = {}
+    for way in one.ways:
+        if way.verdict != "ready":
+            groups.setdefault((way.verdict, way.remedy), []).append(way)
+    for (verdict, remedy), ways in groups.items():
+        told = "; ".join(f"{way.sender} to {way.receiver}: {way.reason}" for way in ways[:2])
+        more = f"; and {len(ways) - 2} more" if ways[2:] else ""
+        yield Text.assemble(
+            "  ", (verdict or "unknown", STYLES[verdict]), f": {told}{more}" + (f": {remedy}" if remedy else "")
+        )
 
 
 def _matrix(one: PipelineNet) -> RenderableType:
