@@ -14,6 +14,7 @@ from ppdeploy.plan.types import Curve, PipelinePlan, Plan, Speed, StageLink, Sta
 from ppdeploy.plan_report import (
     advice,
     capacity_text,
+    link_text,
     memory_parts,
     outlook_note,
     rate_text,
@@ -141,9 +142,8 @@ def _percent(part: float, whole: float) -> str:
 
 
 def _link(link: StageLink) -> dict[str, Any]:
-    rate = "rate not known" if link.rate_mbit is None else rate_text(link.rate_mbit)
     return {
-        "rate": rate,
+        "rate": link_text(link),
         "verdict": link.verdict,
         "text": link.reason + (f"; {link.remedy}" if link.remedy else ""),
         # From 1.5 for 100 Mbit/s to 12 for 100 Gbit/s.
