@@ -158,7 +158,7 @@ def probe_limit(count: int, seconds: int) -> int:
     return MEET_SECONDS + max(len(rounds(count)), 1) * 2 * (2 * seconds + 25)
 
 
-def test_limit(count: int, seconds: int) -> int:
+def whole_limit(count: int, seconds: int) -> int:
     """Return after how many seconds all that a test started ends by itself, whatever became of whoever began it."""
     # Four runs of iperf3 and a ping for each round, Ansible's way between them, and the probe.
     return 120 + len(rounds(count)) * (4 * (seconds + 8) + 30) + probe_limit(count, seconds)
@@ -183,7 +183,7 @@ def node_request(pipeline: PipelinePlan, node: NodePlan, present: Sequence[str],
             for pairs in rounds(len(names))
         ],
         "alone": len(names) == 1,
-        "limit": test_limit(len(names), seconds),
+        "limit": whole_limit(len(names), seconds),
         "python": f"{pipeline.environment.directory}/bin/python",
         "probe": {
             "rank": there.index(node.host) if node.host in there else 0,
