@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ppdeploy import __version__
 from ppdeploy.plan.types import Curve, PipelinePlan, Plan, Speed, StageLink, StageMemory
+from ppdeploy.plan.words import gib_text
 from ppdeploy.plan_report import (
     advice,
     capacity_text,
@@ -21,7 +22,6 @@ from ppdeploy.plan_report import (
     seconds_text,
     speed_text,
 )
-from ppdeploy.report import gib_text
 
 PAGES = Path(__file__).resolve().parent / "pages"
 
@@ -144,7 +144,7 @@ def _percent(part: float, whole: float) -> str:
 def _link(link: StageLink) -> dict[str, Any]:
     return {
         "rate": link_text(link),
-        "verdict": link.verdict,
+        "verdict": link.verdict if link.judged else "",
         "text": link.reason + (f"; {link.remedy}" if link.remedy else ""),
         # From 1.5 for 100 Mbit/s to 12 for 100 Gbit/s.
         "width": f"{min(max(1.5 + 3.5 * math.log10((link.rate_mbit or 100) / 100), 1.5), 12):.1f}",

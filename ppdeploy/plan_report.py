@@ -11,9 +11,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ppdeploy.plan.types import Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory
+from ppdeploy.plan.types import Model, Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory
+from ppdeploy.plan.words import gib_text
 from ppdeploy.render import file_path, stages_text
-from ppdeploy.report import SHORT_DIGEST, findings_report, gib_text, plain_table, work_text
+from ppdeploy.report import SHORT_DIGEST, findings_report, plain_table, work_text
 
 MOST_STAGES = 12
 """Stages that are drawn one by one; of more, the first and the last."""
@@ -71,6 +72,19 @@ def seconds_text(seconds: float) -> str:
 def speed_text(tokens_per_second: float) -> str:
     """Return tokens/s of as many digits as mean anything."""
     return f"{tokens_per_second:.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.2g}"
+
+
+def model_text(model: Model) -> str:
+    """Return what a model is, in words: layers, parameters, number format, bytes in memory, whether files are there."""
+    words = [f"{model.layers} layers", f"{_billions(model.parameters)} parameters"]
+    if model.active_parameters < 0.8 * model.parameters:
+        words.append(f"{_billions(model.active_parameters)} active")
+    words += [model.quantization or model.dtype, gib_text(model.loaded_bytes)]
+    return ", ".join(words + ([] if model.weight_bytes else ["no weight files"]))
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
 
 
 def capacity_text(pipeline: PipelinePlan) -> str:
@@ -185,8 +199,7 @@ def _title(pipeline: PipelinePlan) -> Text:
     of = f"{pipeline.tensor_parallel_size} x {pipeline.pipeline_parallel_size}"
     return Text.assemble(
         (f"pipeline {pipeline.name}", "bold"),
-        f"  {pipeline.model.source} ({pipeline.model.layers} layers, "
-        f"{gib_text(pipeline.model.weight_bytes) if pipeline.model.weight_bytes else 'no weight files'})"
+        f"  {pipeline.model.source} ({model_text(pipeline.model)})"
         f"  on {pipeline.device}, tensor x pipeline {of}, vLLM {pipeline.environment.vllm_version}"
         f" with Python {pipeline.environment.python}"
         f"  release {pipeline.release[:SHORT_DIGEST]}",
@@ -240,7 +253,9 @@ class _Arrow:
                 if link.seconds_per_1000_tokens is None
                 else f", {seconds_text(link.seconds_per_1000_tokens)} for 1,000 prompt tokens"
             )
-            text = Text.assemble(f"  {head}  {link_text(link)}{wait}: ", (link.verdict, _VERDICTS[link.verdict]))
+            text = Text(f"  {head}  {link_text(link)}{wait}")
+            if link.judged:
+                text = Text.assemble(text, ": ", (link.verdict, _VERDICTS[link.verdict]))
         yield Text(f"  {line}")
         yield text
 

@@ -16,6 +16,7 @@ from ppdeploy import locks
 from ppdeploy.agent.build import agent_pyz
 from ppdeploy.errors import InputError
 from ppdeploy.facts import NodeFacts
+from ppdeploy.model import Loading
 from ppdeploy.net import NetReport, kept_file, kept_links, measured_links, node_request, rounds, with_sentence
 from ppdeploy.net import judge as judge_net
 from ppdeploy.paths import cache_dir
@@ -93,6 +94,7 @@ def _resolve(pipeline: PipelineSpec, base: Path, token: str | None) -> ModelSour
         wants.hf_endpoint,
         token,
         allow_no_weights=wants.vllm_args.get("load-format") == "dummy",
+        loading=Loading.from_options(wants.vllm_args),
     )
 
 

@@ -81,8 +81,3 @@ def plain_table(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
     return table
-
-
-def gib_text(size: int) -> str:
-    """Return bytes in GiB, or in MiB where they are few."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

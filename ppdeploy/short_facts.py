@@ -38,6 +38,7 @@ from ppdeploy.facts import (
 )
 from ppdeploy.plan.gpus import MIB, cards
 from ppdeploy.spec import Spec
+from ppdeploy.spec.plain import shown
 
 ASSUMED = (
     "Debian 12 on x86-64, run as root, with Python 3.11, rsync and systemd",
@@ -57,6 +58,9 @@ _SIZED = re.compile(r"(?P<name>.+?)\s+(?P<size>\d+(?:\.\d+)?)\s*Gi?B", re.IGNORE
 SAME_SIZE = 0.08
 """How far a card's memory may be from the size in its name, as a share: L40S has 45 of 48 GiB."""
 
+MIB_LEAST, MIB_MOST = 1024, 10 * 1024 * 1024
+"""The memory that a GPU may be said to have, in MiB."""
+
 _SHARED = ("GB10", "Orin (nvgpu)", "Thor")
 
 
@@ -70,6 +74,18 @@ class ShortFacts(BaseModel):
     memory_gib: float = Field(default=64, gt=0, le=1e5)
     cores: int = Field(default=16, ge=1, le=4096)
     machine: Literal["x86_64", "aarch64"] = "x86_64"
+
+
+FIELDS = {
+    "gpus": "a list of names",
+    "fabric": "a rate such as 1g, or null",
+    "memory_gib": "a number above 0",
+    "cores": "a whole number from 1",
+    "machine": "x86_64 or aarch64",
+}
+"""What each field of ShortFacts must be."""
+
+_WRITE_ONE = "name a file that `ppdeploy plan --save-facts FILE` wrote, or one written by hand (docs/plan.md)"
 
 
 def rate_mbit(text: str, where: str) -> int:
@@ -90,11 +106,18 @@ def read_facts(path: Path, spec: Spec) -> tuple[dict[str, NodeFacts], tuple[str,
         text = path.read_text(encoding="utf-8")
         document = yaml.safe_load(text)
     except OSError as error:
-        remedy = "name a file that `ppdeploy plan --save-facts FILE` wrote, or one written by hand (docs/plan.md)"
-        raise InputError(f"the facts file cannot be read: {error.strerror}", where=str(path), remedy=remedy) from error
-    except (ValueError, yaml.YAMLError, RecursionError):
-        document = None
-    if not isinstance(document, dict) or "kind" in document or "schema_version" in document:
+        what = f"the facts file cannot be read: {error.strerror}"
+        raise InputError(what, where=str(path), remedy=_WRITE_ONE) from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise InputError(
+            f"the facts file is neither YAML nor JSON{f' (line {mark.line + 1})' if mark else ''}",
+            where=str(path),
+            remedy=_WRITE_ONE,
+        ) from error
+    if not isinstance(document, dict):
+        raise InputError("the facts file holds no hosts by name", where=str(path), remedy=_WRITE_ONE)
+    if "kind" in document or "schema_version" in document:
         return load_facts(path), ()
     return expand(_short(document, path), spec), tuple(str(host) for host in document)
 
@@ -102,20 +125,27 @@ def read_facts(path: Path, spec: Spec) -> tuple[dict[str, NodeFacts], tuple[str,
 def _short(document: Mapping[Any, Any], path: Path) -> dict[str, ShortFacts]:
     found = {}
     for host, values in document.items():
-        where = f"{path}, host {host}"
         try:
             found[str(host)] = ShortFacts.model_validate(values)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
             raise InputError(
-                f"these are no facts of a host: {field + ': ' if field else ''}{first['msg']}",
-                where=where,
+                _wrong(error.errors(include_url=False)[0]["loc"], values),
+                where=f"{path}, host {host}",
                 remedy='write {gpus: ["RTX 4090"], fabric: 1g, memory_gib: 64}',
             ) from error
     if not found:
         raise InputError("the facts file names no host", where=str(path), remedy="see docs/plan.md for an example")
     return found
+
+
+def _wrong(place: Sequence[int | str], values: Any) -> str:
+    """Return what is wrong with what is said of a host; `place` leads to it."""
+    if not place:
+        return f"what is said of the host is {shown(values)}, not a map"
+    field = str(place[0])
+    if field not in FIELDS:
+        return f"{shown(field)} is none of the fields {', '.join(FIELDS)}"
+    return f"{field} is {shown(values[field])}, not {FIELDS[field]}"
 
 
 def expand(short: Mapping[str, ShortFacts], spec: Spec) -> dict[str, NodeFacts]:
@@ -147,6 +177,12 @@ def make_gpu(index: int, text: str, where: str) -> Gpu:
     sized = _SIZED.fullmatch(text.strip())
     name = sized["name"] if sized else text.strip()
     asked = round(float(sized["size"]) * 1024) if sized else 0
+    if sized and not MIB_LEAST <= asked <= MIB_MOST:
+        raise InputError(
+            f"the GPU {text!r} has {sized['size']} GiB of memory",
+            where=where,
+            remedy=f"write what it has, as in '{name} 24 GiB'",
+        )
     rows = cards(name)
     if not rows and not asked:
         raise InputError(

@@ -20,7 +20,7 @@ from ppdeploy.manifest import (
     is_weight_file,
     needed_files,
 )
-from ppdeploy.model import ModelShape, Tensor, parse_config, parse_json, tensors_of
+from ppdeploy.model import Loading, ModelShape, Tensor, parse_config, parse_json, tensors_of
 from ppdeploy.paths import cache_dir
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -30,7 +30,7 @@ _REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?
 _MAX_HEADER = 100_000_000
 _LFS_POINTER = b"version https://git-lfs"
 # Part of the names of what is kept of commits: a new number when shapes are worked out differently.
-_SHAPE_VERSION = 2
+_SHAPE_VERSION = 3
 # Where NVIDIA's tools say how the weights are quantised, when config.json does not.
 _NVIDIA_CONFIG = "hf_quant_config.json"
 
@@ -62,6 +62,7 @@ def resolve_source(
     token: str | None = None,
     *,
     allow_no_weights: bool = False,
+    loading: Loading | None = None,
 ) -> ModelSource:
     """Find the model that `ppdeploy_model` names and read what the plan needs of it.
 
@@ -69,7 +70,7 @@ def resolve_source(
     inventory folder), else a hub's repository id. `revision` is a branch, tag or commit of the repository.
     `endpoint` is the hub's address (default: HF_ENDPOINT, else the public hub), `token` a hub token (default:
     HF_TOKEN), which goes to the hub only. `allow_no_weights` accepts a checkpoint without weight files, for
-    vLLM's dummy weights.
+    vLLM's dummy weights. `loading` is what vLLM is told to change of the checkpoint while it loads it.
 
     Raises InputError, one sentence, for a model that is absent, incomplete, unreadable or out of reach.
     """
@@ -80,7 +81,7 @@ def resolve_source(
                 where=f"ppdeploy_model_revision = {revision}",
                 remedy="remove ppdeploy_model_revision, or name a hub repository in ppdeploy_model",
             )
-        return _from_folder(model, base_dir, allow_no_weights)
+        return _from_folder(model, base_dir, allow_no_weights, loading)
     if not _REPO_ID.fullmatch(model) or ".." in model or "--" in model:
         raise InputError(
             "the model is neither a hub repository (owner/name) nor a folder (starts with /, ./, ../ or ~)",
@@ -88,10 +89,11 @@ def resolve_source(
             remedy="write ./ in front of a folder that lies beside the inventory",
         )
     endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
-    return _from_hub(model, revision, endpoint, token or os.environ.get("HF_TOKEN") or None, allow_no_weights)
+    token = token or os.environ.get("HF_TOKEN") or None
+    return _from_hub(model, revision, endpoint, token, allow_no_weights, loading or Loading())
 
 
-def _from_folder(model: str, base_dir: Path, allow_no_weights: bool) -> ModelSource:
+def _from_folder(model: str, base_dir: Path, allow_no_weights: bool, loading: Loading | None) -> ModelSource:
     try:
         folder = (base_dir / Path(model).expanduser()).resolve()
     except RuntimeError as exc:
@@ -122,6 +124,7 @@ def _from_folder(model: str, base_dir: Path, allow_no_weights: bool) -> ModelSou
         weight_bytes=sum((folder / path).stat().st_size for path in paths if is_weight_file(path)),
         tensors=tensors,
         quantization=_read(folder / _NVIDIA_CONFIG) if _NVIDIA_CONFIG in paths else None,
+        loading=loading,
     )
     manifest = folder_manifest(folder, paths)
     return ModelSource(
@@ -231,11 +234,13 @@ def _end_of(tensor: Any) -> int:
     return offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and isinstance(offsets[1], int) else 0
 
 
-def _from_hub(repo: str, revision: str | None, endpoint: str, token: str | None, allow_no_weights: bool) -> ModelSource:
+def _from_hub(
+    repo: str, revision: str | None, endpoint: str, token: str | None, allow_no_weights: bool, loading: Loading
+) -> ModelSource:
     where = f"ppdeploy_model = {repo}" + (f", ppdeploy_model_revision = {revision}" if revision else "")
     if revision and COMMIT.fullmatch(revision):
         # A commit never changes, so one that was read once needs no hub: plans work while it is away.
-        known = _read_known(repo, revision, endpoint)
+        known = _read_known(repo, revision, endpoint, loading)
         if known is not None:
             _check_weights((file.path for file in known.manifest.files), where, allow_no_weights)
             return known
@@ -259,6 +264,7 @@ def _from_hub(repo: str, revision: str | None, endpoint: str, token: str | None,
         weight_bytes=manifest.weight_bytes,
         tensor_names=names,
         quantization=hub.read(_NVIDIA_CONFIG, commit) if _NVIDIA_CONFIG in paths else None,
+        loading=loading,
     )
     source = ModelSource(
         kind="hub",
@@ -269,26 +275,27 @@ def _from_hub(repo: str, revision: str | None, endpoint: str, token: str | None,
         shape=shape,
         manifest=manifest,
     )
-    _write_known(source)
+    _write_known(source, loading)
     return source
 
 
-def _known_file(repo: str, commit: str, endpoint: str) -> Path:
+def _known_file(repo: str, commit: str, endpoint: str, loading: Loading) -> Path:
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", endpoint.split("://", 1)[-1])
-    return cache_dir() / "manifests" / "hub" / host / f"{repo.replace('/', '--')}@{commit}.{_SHAPE_VERSION}.json"
+    told = f".{loading.key()}" if loading.key() else ""
+    return cache_dir() / "manifests" / "hub" / host / f"{repo.replace('/', '--')}@{commit}.{_SHAPE_VERSION}{told}.json"
 
 
-def _read_known(repo: str, commit: str, endpoint: str) -> ModelSource | None:
+def _read_known(repo: str, commit: str, endpoint: str, loading: Loading) -> ModelSource | None:
     try:
-        source = ModelSource.model_validate_json(_known_file(repo, commit, endpoint).read_bytes())
+        source = ModelSource.model_validate_json(_known_file(repo, commit, endpoint, loading).read_bytes())
     except (OSError, ValidationError):
         return None
     return source if (source.location, source.commit, source.endpoint) == (repo, commit, endpoint) else None
 
 
-def _write_known(source: ModelSource) -> None:
+def _write_known(source: ModelSource, loading: Loading) -> None:
     """Keep what a commit holds. A cache that cannot be written costs a question to the hub, never the run."""
-    note = _known_file(source.location, source.commit or "", source.endpoint or "")
+    note = _known_file(source.location, source.commit or "", source.endpoint or "", loading)
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         draft = note.with_name(f".{note.name}.{os.getpid()}")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ppdeploy.errors import InputError
 from ppdeploy.facts import Nic, NodeFacts
+from ppdeploy.model import Loading
+from ppdeploy.plan.gpus import MIB, find_gpu
 from ppdeploy.plan.types import NodePlan, Plan
 from ppdeploy.short_facts import ShortFacts, make_facts, make_gpu, make_nic, rate_mbit
 from ppdeploy.sources import ModelSource, resolve_source
@@ -131,6 +133,7 @@ def _with_nodes(case: Case, pipeline: PipelineSpec, text: str, where: str) -> Ca
             remedy="write nodes=+1x RTX 4090 for a host with one, nodes=+2x 2x RTX 3090 for two hosts with two each",
         )
     cards = tuple(make_gpu(index, found["gpu"].strip(), where) for index in range(gpus))
+    rates = _rates(case, cards[0].name, cards[0].memory_total_mib, where)
     model_host = pipeline.hosts[0].name
     pattern, network = _lan(case, pipeline, where)
     taken = {str(a.address) for one in case.facts.values() for nic in one.nics for a in nic.addresses}
@@ -149,11 +152,28 @@ def _with_nodes(case: Case, pipeline: PipelineSpec, text: str, where: str) -> Ca
         nic = make_nic(pattern.name, address, network.prefixlen, pattern.speed_mbit)
         facts[name] = make_facts(name, 2**64 + len(facts), said, nic, cards, pipeline.vars.models_dir)
         facts[name] = facts[name].model_copy(update={"pythons": like.pythons})
-        added.append(HostSpec(name=name, address=address, vars=HostVars()))
+        added.append(HostSpec(name=name, address=address, vars=rates))
     wants = pipeline.vars.model_copy(update={"layer_partition": None, "pipeline_parallel_size": None})
     changed = pipeline.model_copy(update={"hosts": (*pipeline.hosts, *added), "vars": wants})
     names_added = tuple(host.name for host in added)
     return replace(case, spec=_spec(case.spec, changed), facts=facts, assumed=(*case.assumed, *names_added))
+
+
+def _rates(case: Case, name: str, mib: int, where: str) -> HostVars:
+    """Return what a new host says of its GPUs: nothing of those in the table, else what a host with the same says."""
+    if find_gpu(name, mib * MIB):
+        return HostVars()
+    for pipeline in case.spec.pipelines:
+        for host in pipeline.hosts:
+            wishes = host.vars
+            same = any(gpu.name == name for gpu in case.facts[host.name].gpus)
+            if same and wishes.gpu_bandwidth_gbs and wishes.gpu_bf16_tflops:
+                return HostVars(gpu_bandwidth_gbs=wishes.gpu_bandwidth_gbs, gpu_bf16_tflops=wishes.gpu_bf16_tflops)
+    raise InputError(
+        f"the GPU {name!r} is not in ppdeploy's table, and no host of the inventory has one and says what it can do",
+        where=where,
+        remedy="name a GPU of the table that is about as fast",
+    )
 
 
 def _machine(facts: NodeFacts) -> str:
@@ -192,9 +212,21 @@ def _with_model(case: Case, pipeline: PipelineSpec, text: str, where: str, token
     folder = Path(text).expanduser()
     model = str(folder.resolve()) if folder.is_dir() else text
     try:
-        source = resolve_source(model, None, Path.cwd(), pipeline.vars.hf_endpoint, token, allow_no_weights=True)
+        source = resolve_source(
+            model,
+            None,
+            Path.cwd(),
+            pipeline.vars.hf_endpoint,
+            token,
+            allow_no_weights=True,
+            loading=Loading.from_options(pipeline.vars.vllm_args),
+        )
     except InputError as error:
-        raise InputError(error.what, where=where, remedy=error.remedy or "name a folder or a hub repository") from error
+        # What `resolve_source` says of a folder is about the inventory's; here one starts at the working folder.
+        remedy = error.remedy if error.remedy and "beside the inventory" not in error.remedy else ""
+        raise InputError(
+            error.what, where=where, remedy=remedy or "name a folder that is here, or a repository as owner/name"
+        ) from error
     wants = pipeline.vars.model_copy(
         update={"model": model, "model_revision": None, "served_model_name": None, "layer_partition": None}
     )

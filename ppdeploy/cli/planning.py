@@ -82,7 +82,7 @@ def plan(
         vault_password_files=vault_password_files,
         vault_ids=vault_ids,
     )
-    session = open_session(Request(inventory, options, ask_become_pass, as_json))
+    session = open_session(Request(inventory, options, ask_become_pass, as_json), any_address=facts is not None)
     case = make_case(session, facts, save)
     found = plan_of(case, curves=html is not None and not what_if)
     shown = found

@@ -104,7 +104,7 @@ class Session:
             raise InputError(
                 f"the facts of {', '.join(missing)} are not in the file, which holds {', '.join(facts) or 'none'}",
                 where="--facts",
-                remedy="use the inventory that the facts were saved for, or save them anew with --save-facts",
+                remedy="add a line for each host to a file written by hand, or save the facts anew with --save-facts",
             )
         pending = sorted({name for pipeline in self.spec.pipelines for name in pipeline.pending})
         if pending:
@@ -157,13 +157,19 @@ def typed_facts(result: RunResult) -> dict[str, NodeFacts]:
     return {host: NodeFacts.from_module(host, raw) for host, raw in result.results.get(plays.FACTS_TASK, {}).items()}
 
 
-def open_session(request: Request) -> Session:
-    """Ask for passwords, then read and check the inventory; nothing of it touches a host."""
+def open_session(request: Request, *, any_address: bool = False) -> Session:
+    """Ask for passwords, then read and check the inventory; nothing of it touches a host.
+
+    `any_address` accepts the addresses of the example, for what never will.
+    """
     options = request.options
     passwords = ask_passwords(become=request.ask_become_pass, vault=options.vault)
     with passwords.vault_arguments() as asked:
         inventory = load_inventory(
-            request.inventory, vault_args=[*options.vault.arguments(), *asked], extra_vars=options.extra_vars
+            request.inventory,
+            vault_args=[*options.vault.arguments(), *asked],
+            extra_vars=options.extra_vars,
+            any_address=any_address,
         )
     secrets = _secrets(inventory.values)
     return Session(

@@ -329,9 +329,10 @@ class Host:
         init = self.pid
         if init is None:
             return
-        within = ["nsenter", f"--target={init}", "--mount", "sh", "-euc"]
+        within = ["nsenter", f"--target={init}", "--mount", "--pid", "sh", "-euc"]
         what = f"setting what {self.name} sees of its memory"
-        lift = "while mountpoint -q /proc/meminfo; do umount /proc/meminfo; done"
+        # Not mountpoint(1): it knows folders only.
+        lift = "while grep -q ' /proc/meminfo ' /proc/self/mountinfo; do umount /proc/meminfo; done"
         system.run([*within, lift], what=what)
         if limit is None:
             return

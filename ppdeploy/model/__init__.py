@@ -7,7 +7,19 @@ weight files or their index are at hand, their sizes win (`checkpoint`).
 
 from ppdeploy.model.checkpoint import Tensor, tensors_of
 from ppdeploy.model.config import parse_json
+from ppdeploy.model.loading import SYNONYMS, Loading
 from ppdeploy.model.read import parse_config
-from ppdeploy.model.shape import Attention, Layer, ModelShape
+from ppdeploy.model.shape import Attention, Layer, ModelShape, Vision
 
-__all__ = ["Attention", "Layer", "ModelShape", "Tensor", "parse_config", "parse_json", "tensors_of"]
+__all__ = [
+    "SYNONYMS",
+    "Attention",
+    "Layer",
+    "Loading",
+    "ModelShape",
+    "Tensor",
+    "Vision",
+    "parse_config",
+    "parse_json",
+    "tensors_of",
+]

@@ -173,6 +173,31 @@ def tower_from_rest(sizes: Sizes, total: int) -> Sizes:
     return replace(sizes, other_first_bytes=max(0, total - (sizes.stored_bytes - sizes.other_first_bytes)))
 
 
+def as_loaded(stored: Sizes, computed: Sizes, loaded: Sizes) -> Sizes:
+    """Return the sizes in memory of weights that change while they are loaded.
+
+    `stored` are the checkpoint's, brought together with its files; `computed` and `loaded` are worked out, as they are
+    stored and as they are in memory. What was found in the files is changed by the share of the two.
+    """
+    if loaded == computed:
+        return stored
+
+    def scaled(size: int, before: int, after: int) -> int:
+        return size * after // before if before else after
+
+    def layer(real: Layer, before: Layer, after: Layer) -> Layer:
+        names = ("weight_bytes", "active_bytes", "expert_bytes")
+        sizes = {name: scaled(getattr(real, name), getattr(before, name), getattr(after, name)) for name in names}
+        return real.model_copy(update=sizes)
+
+    outside = ("embedding_bytes", "head_bytes", "other_first_bytes", "other_last_bytes", "mtp_bytes")
+    return replace(
+        stored,
+        layers=tuple(map(layer, stored.layers, computed.layers, loaded.layers)),
+        **{name: scaled(getattr(stored, name), getattr(computed, name), getattr(loaded, name)) for name in outside},
+    )
+
+
 def difference_note(off: float) -> str:
     """Return the sentence on files and formula, empty when they agree."""
     if abs(off) <= _NOTEWORTHY:

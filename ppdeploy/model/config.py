@@ -257,6 +257,11 @@ def open_config(text: bytes, where: str) -> Reader:
     if not isinstance(config, dict):
         what = f"config.json holds {_kind(config)}, not an object"
         raise InputError(what, where=where, remedy="give the folder of a Hugging Face checkpoint")
+    return reader_of(config, where)
+
+
+def reader_of(config: dict[str, Any], where: str) -> Reader:
+    """Return the reader of a configuration that was read already, on the section of the language model."""
     return Reader(config, _text_section(config), where)
 
 

@@ -238,7 +238,7 @@ def blueprint(reader: Reader, names: tuple[str, ...], basics: Basics) -> Bluepri
         first = tower(
             vision or Reader({}, {}, reader.where), basics, Reader(reader.config, reader.config, reader.where)
         )
-        return replace(found, first=first)
+        return replace(found, first=first.parts, vision=first.vision)
     if name not in FAMILIES or (nested and vision is not None):
         return replace(found, unsure=f"what the architecture {name} has beside its language model is not known here")
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from ppdeploy.model.shape import Attention
+from ppdeploy.model.shape import Attention, Vision
 
 Kind = Literal["linear", "router", "plain", "embedding", "head"]
 """How a quantisation treats a part: a linear layer's matrix, the one that chooses experts, all else, the two ends."""
@@ -54,6 +54,8 @@ class Blueprint:
     """What lies before the layers beside the embedding: towers for images and sound."""
     last: list[Part] = field(default_factory=list)
     mtp: list[Part] = field(default_factory=list)
+    vision: Vision | None = None
+    """What the tower for images works on, where one is known."""
     unsure: str = ""
     """What of it is a guess, as the start of a sentence; empty: nothing."""
 

@@ -246,6 +246,27 @@ def read_quantisation(values: Mapping[str, Any] | None, where: str) -> Quantisat
     return Quantisation(method, guess, ignored=settings.ignored("modules_to_not_convert", "ignore"), known=False)
 
 
+def cache_dtype(values: Mapping[str, Any] | None) -> str | None:
+    """Return the format of the KV cache that the section on quantisation asks for; None: the model's own.
+
+    vLLM takes it where nobody says another (0.32.0, vllm/utils/torch_utils.py, `get_kv_cache_quant_algo_string`, for
+    NVIDIA's tools; vllm/model_executor/layers/attention/attention.py for compressed-tensors).
+    """
+    method = str((values or {}).get("quant_method") or "").lower()
+    scheme = (values or {}).get("kv_cache_scheme")
+    if method.startswith("compressed"):
+        return "fp8" if isinstance(scheme, dict) and scheme else None
+    if not method.startswith("modelopt") or values is None:
+        return None
+    algorithm = scheme or values.get("kv_cache_quant_algo")
+    if isinstance(algorithm, dict):
+        bits = algorithm.get("num_bits") if algorithm.get("type") == "float" else None
+        static = algorithm.get("dynamic") is False
+        return "fp8" if bits == 8 and static else "nvfp4" if bits == 4 else None
+    word = algorithm.lower() if isinstance(algorithm, str) else ""
+    return word if word in ("fp8", "nvfp4") else None
+
+
 def _fp8(settings: _Settings, method: str) -> Quantisation:
     block = settings.values.get("weight_block_size")
     static = 4 if settings.values.get("activation_scheme") == "static" else 0

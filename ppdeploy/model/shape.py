@@ -35,6 +35,19 @@ class Layer(BaseModel):
     state_bytes: int = Field(ge=0, default=0, description="bytes of state for each sequence; 0: none")
 
 
+class Vision(BaseModel):
+    """A tower for images: what a trial of it with the largest image needs is worked out from these."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hidden_size: int = Field(ge=1, description="values of one patch's hidden state")
+    intermediate_size: int = Field(ge=1, description="width of the feed-forward part")
+    patches_per_token: int = Field(ge=1, description="patches that become one token of the language model")
+    item_tokens: int = Field(ge=1, description="tokens of the largest image")
+    output_values: int = Field(ge=1, description="values that are kept for each token until the language model has it")
+    inputs: tuple[str, ...] = Field(description="kinds of input that go through it; it is loaded for any of them")
+
+
 class ModelShape(BaseModel):
     """The numbers of a checkpoint that decide how it is split over nodes and what it needs there.
 
@@ -53,6 +66,9 @@ class ModelShape(BaseModel):
     head_dim: int = Field(description="values of one head")
     vocab_size: int = Field(description="rows of the embedding")
     max_position_embeddings: int | None = Field(description="longest context in tokens; None: not said")
+    default_length: int | None = Field(
+        default=None, description="tokens that vLLM serves at most when no length is asked for; None: not said"
+    )
     dtype: str | None = Field(description="the checkpoint's number format, such as bfloat16; None: not said")
     tie_word_embeddings: bool | None = Field(
         description="the output head is the embedding; None: not said, the architecture's default holds"
@@ -94,6 +110,13 @@ class ModelShape(BaseModel):
         description="bytes of those, on the last stage, loaded when speculative decoding uses them. Where no copy of "
         "the embedding is stored with them, vLLM loads one all the same, unless the last stage is the first",
     )
+    mtp_layers: int = Field(ge=0, default=0, description="layers for multi-token prediction that are stored")
+    vision: Vision | None = Field(
+        default=None, description="the tower for images, where one is known and loaded; None: none, or not known"
+    )
+    cache_dtype: str | None = Field(
+        default=None, description="format of the KV cache that the checkpoint asks for, such as fp8; None: its own"
+    )
     exact: bool = Field(
         description="the layers are known matrix by matrix; False: they are estimated, and `note` says how"
     )
@@ -122,22 +145,7 @@ class ModelShape(BaseModel):
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of weights in GPU memory over all nodes with one stage, without multi-token prediction layers."""
-        return self.stage_bytes(0, len(self.layers))
-
-    def stage_bytes(self, start: int, stop: int, *, mtp: bool = False) -> int:
-        """Return the bytes of weights of a stage with layers `start` to `stop` - 1, over all its world ranks.
-
-        The first stage has the embedding and the vision tower, the last one the head and the final norm, and with
-        `mtp` the layers for multi-token prediction.
-        """
-        if not 0 <= start < stop <= len(self.layers):
-            raise ValueError(f"there is no stage of the layers {start} to {stop} in a model of {len(self.layers)}")
-        first, last = start == 0, stop == len(self.layers)
-        total = sum(layer.weight_bytes for layer in self.layers[start:stop])
-        if first:
-            total += self.embedding_bytes + self.other_first_bytes
-        if last:
-            total += self.other_last_bytes + (0 if first and self.tied else self.head_bytes)
-            total += self.mtp_bytes if mtp else 0
-        return total
+        """Bytes of weights in GPU memory on one GPU that has them all, without multi-token prediction layers."""
+        head = 0 if self.tied else self.head_bytes
+        outside = self.embedding_bytes + self.other_first_bytes + head + self.other_last_bytes
+        return outside + sum(layer.weight_bytes for layer in self.layers)

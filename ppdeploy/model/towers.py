@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ppdeploy.model.config import Basics, Reader
 from ppdeploy.model.parts import Part, linear, norm
+from ppdeploy.model.shape import Vision
 
-Tower = Callable[[Reader, Basics, Reader], list[Part]]
+
+class Tower(NamedTuple):
+    """A tower for images: what it is made of, and what it works on."""
+
+    parts: list[Part]
+    vision: Vision
+
+
+TowerOf = Callable[[Reader, Basics, Reader], Tower]
+
+QWEN3_PIXELS = 16_777_216
+"""The largest image of Qwen3-VL to 3.6 in pixels: `size.longest_edge` in the preprocessor_config.json that all of them
+are published with (read in Qwen3.5-2B-Base's and Qwen3.6-35B-A3B-FP8's); config.json does not say it."""
 
 
 def _repeated(parts: list[Part], count: int) -> list[Part]:
@@ -34,18 +48,30 @@ def _siglip(vision: Reader, prefix: str) -> list[Part]:
     ]
 
 
-def gemma3_tower(vision: Reader, basics: Basics, whole: Reader) -> list[Part]:
+def gemma3_tower(vision: Reader, basics: Basics, whole: Reader) -> Tower:
     """Gemma 3: SigLIP and a projection with a norm."""
-    del whole
     width = vision.number("hidden_size", 768)
-    return [
+    places = (vision.number("image_size", 224) // vision.number("patch_size", 16)) ** 2
+    tokens = whole.number("mm_tokens_per_image", 256)
+    parts = [
         *_siglip(vision, "vision_tower.vision_model.encoder"),
         Part("multi_modal_projector.mm_input_projection_weight", "plain", width, basics.hidden),
         norm("multi_modal_projector.mm_soft_emb_norm", width),
     ]
+    return Tower(
+        parts,
+        Vision(
+            hidden_size=width,
+            intermediate_size=vision.number("intermediate_size", 3072),
+            patches_per_token=max(places // tokens, 1),
+            item_tokens=tokens,
+            output_values=basics.hidden,
+            inputs=("image",),
+        ),
+    )
 
 
-def pixtral_tower(vision: Reader, basics: Basics, whole: Reader) -> list[Part]:
+def pixtral_tower(vision: Reader, basics: Basics, whole: Reader) -> Tower:
     """Mistral 3: Pixtral's encoder, which has no biases, and a projector that merges patches."""
     hidden, inner = vision.number("hidden_size", 1024), vision.number("intermediate_size", 4096)
     patch, channels = vision.number("patch_size", 16), vision.number("num_channels", 3)
@@ -59,7 +85,9 @@ def pixtral_tower(vision: Reader, basics: Basics, whole: Reader) -> list[Part]:
     merge = whole.number("spatial_merge_size", 2)
     bias = whole.flag("multimodal_projector_bias", False)
     to = "multi_modal_projector"
-    return [
+    # The projector merges squares of patches.
+    side = max(vision.number("image_size", 1540) // (patch * merge), 1)
+    parts = [
         Part("vision_tower.patch_conv", "plain", hidden, channels * patch * patch),
         norm("vision_tower.ln_pre", hidden),
         *_repeated(block, vision.number("num_hidden_layers", 24)),
@@ -68,9 +96,20 @@ def pixtral_tower(vision: Reader, basics: Basics, whole: Reader) -> list[Part]:
         *linear(f"{to}.linear_1", basics.hidden, hidden, bias=bias),
         *linear(f"{to}.linear_2", basics.hidden, basics.hidden, bias=bias),
     ]
+    return Tower(
+        parts,
+        Vision(
+            hidden_size=hidden,
+            intermediate_size=inner,
+            patches_per_token=merge * merge,
+            item_tokens=side * side,
+            output_values=basics.hidden,
+            inputs=("image",),
+        ),
+    )
 
 
-def qwen3_tower(vision: Reader, basics: Basics, whole: Reader) -> list[Part]:
+def qwen3_tower(vision: Reader, basics: Basics, whole: Reader) -> Tower:
     """Qwen3-VL and Qwen3.5: a ViT with learned places, a merger, and mergers for the layers in between."""
     del whole
     hidden, inner = vision.number("hidden_size", 1152), vision.number("intermediate_size", 4304)
@@ -93,16 +132,27 @@ def qwen3_tower(vision: Reader, basics: Basics, whole: Reader) -> list[Part]:
         ]
 
     deep = len(vision.numbers("deepstack_visual_indexes"))
-    return [
+    parts = [
         Part("visual.patch_embed.proj", "plain", hidden, channels * frames * patch * patch + 1),
         Part("visual.pos_embed", "plain", vision.number("num_position_embeddings", 2304), hidden),
         *_repeated(block, vision.number("depth", 27)),
         *merger("merger", hidden),
         *_repeated(merger("deepstack_merger_list.0", merged), deep),
     ]
+    return Tower(
+        parts,
+        Vision(
+            hidden_size=hidden,
+            intermediate_size=inner,
+            patches_per_token=merge * merge,
+            item_tokens=max(QWEN3_PIXELS // (patch * merge) ** 2, 1),
+            output_values=out * (1 + deep),
+            inputs=("image", "video"),
+        ),
+    )
 
 
-TOWERS: Mapping[str, Tower] = {
+TOWERS: Mapping[str, TowerOf] = {
     "Gemma3ForConditionalGeneration": gemma3_tower,
     "Mistral3ForConditionalGeneration": pixtral_tower,
     "Qwen3VLForConditionalGeneration": qwen3_tower,

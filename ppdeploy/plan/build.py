@@ -160,7 +160,11 @@ def _pipeline(
         commit=source.commit,
         architecture=source.shape.architectures[0],
         layers=source.shape.num_hidden_layers,
-        dtype=source.shape.dtype or "unknown",
+        dtype=_dtype(str(wants.vllm_args.get("dtype") or "auto"), source.shape.dtype),
+        quantization=source.shape.quantization,
+        parameters=source.shape.total_parameters,
+        active_parameters=source.shape.active_parameters,
+        loaded_bytes=source.shape.loaded_bytes,
         weight_bytes=source.shape.weight_bytes,
         manifest_digest=source.manifest.digest,
         directory=f"{wants.models_dir}/{source.directory_name}",
@@ -301,6 +305,11 @@ def _files() -> tuple[PlannedFile, ...]:
         *release,
         PlannedFile(path="release.json", template="release.json.j2"),
     )
+
+
+def _dtype(asked: str, stored: str | None) -> str:
+    """Return the number format that the inventory asks for, by its whole name, else the checkpoint's."""
+    return {"auto": stored or "unknown", "half": "float16", "float": "float32"}.get(asked, asked)
 
 
 def _venv_bytes(lock: locks.Lock, wants: PipelineVars) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -50,10 +50,6 @@ class Today:
     """All GPUs can keep the KV cache in fp8."""
 
 
-FitOf = Callable[[ModelShape, Serving, Sequence[Place]], Fit]
-"""Makes the Fit of a changed pipeline."""
-
-
 def fit_without_speed(shape: ModelShape, serving: Serving, places: Sequence[Place]) -> Fit:
     """Return a Fit that knows memory only, which is all that changes need."""
     return Fit(Sizes(shape, serving), places, _no_time, _no_time)
@@ -72,6 +68,7 @@ def _all_changes(today: Today) -> Iterator[Change]:
     serving = today.serving
     if today.asked:
         yield from _split(today)
+    yield from _free_cache(today)
     if serving.batched_tokens > SMALL_STEP and serving.device == "cuda":
         smaller = replace(serving, batched_tokens=SMALL_STEP)
         yield from _settings(today, smaller, "max-num-batched-tokens", SMALL_STEP)
@@ -112,6 +109,22 @@ def _split(today: Today) -> Iterator[Change]:
         text = ",".join(map(str, partition))
         what = f"ppdeploy_layer_partition: [{text}]"
         yield _change(today, fit, partition, what, setting={"ppdeploy_layer_partition": list(partition)})
+
+
+def _free_cache(today: Today) -> Iterator[Change]:
+    """Propose to leave out a size of the KV cache that the inventory asks for."""
+    places = [replace(place, kv_bytes=None) for place in today.places]
+    serving = replace(today.serving, blocks=None)
+    if serving == today.serving and places == list(today.places):
+        return
+    fit = fit_without_speed(today.shape, serving, places)
+    partition = _best(today, fit)
+    if fit.fits(partition):
+        blocks = today.serving.blocks is not None
+        name = "num-gpu-blocks-override" if blocks else "ppdeploy_kv_cache_gib"
+        setting = {"ppdeploy_vllm_args": {name: None}} if blocks else {name: None}
+        what = f"no {name}{' in ppdeploy_vllm_args' if blocks else ''}"
+        yield _change(today, fit, partition, what, setting=setting)
 
 
 def _settings(today: Today, serving: Serving, flag: str, value: str | int) -> Iterator[Change]:

@@ -9,8 +9,7 @@ from packaging.version import Version
 
 from ppdeploy.facts import NodeFacts
 from ppdeploy.plan.types import Finding
-
-GIB = 1024**3
+from ppdeploy.plan.words import gib_text
 
 OLDEST_SYSTEMD = 247
 """systemd of Debian 11; older ones lack directives of our units (`ProtectProc=`, `LoadCredential=`)."""
@@ -122,14 +121,10 @@ def _disk(s: NodeSituation) -> tuple[str, str] | None:
         needs[place.mount_device] = needs.get(place.mount_device, 0) + size
         if needs[place.mount_device] > place.free_bytes:
             return (
-                f"{path} needs {_size(needs[place.mount_device])} and {_size(place.free_bytes)} are free",
+                f"{path} needs {gib_text(needs[place.mount_device])} and {gib_text(place.free_bytes)} are free",
                 f"free space on the file system of {place.measured_at}, or set ppdeploy_models_dir to a larger one",
             )
     return None
-
-
-def _size(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"
 
 
 def _gpu(s: NodeSituation) -> tuple[str, str] | None:

@@ -15,6 +15,7 @@ from ppdeploy.plan.gpus import Gpu
 from ppdeploy.plan.layout import Layout
 from ppdeploy.plan.load import Loads
 from ppdeploy.plan.memory import GIB, Place, Serving, Sizes
+from ppdeploy.plan.memory_findings import memory_findings
 from ppdeploy.plan.orders import MOST_NODES, Orders
 from ppdeploy.plan.scheduler import batch_default, batch_flags, serving_of
 from ppdeploy.plan.speed import StageLoad
@@ -107,11 +108,7 @@ def decide(
         today = Today(shape, serving, places, partition, asked, limit, fp8_cache)
         capacity = capacity.model_copy(update={"changes": nearest_changes(today)})
     memory = fit.table(partition, layout.tensor_parallel_size)
-    findings = [
-        *_estimated(spec.name, shape),
-        *_lacking(spec.name, fit, memory, capacity),
-        *_over_asked(spec.name, places, memory),
-    ]
+    findings = list(memory_findings(spec.name, fit, memory, capacity))
     if not asked:
         findings += better_order(spec.name, hosts, fit, wants.goal, partition)
     return Decision(
@@ -125,80 +122,6 @@ def decide(
         flags=batch_flags(defaults, wants.vllm_args),
         findings=tuple(findings),
     )
-
-
-def _estimated(pipeline: str, shape: ModelShape) -> Iterator[Finding]:
-    """Yield a finding where the memory table is about a model whose layers are not known exactly."""
-    if not shape.exact:
-        yield Finding(
-            id="model-estimated",
-            verdict="ready",
-            pipeline=pipeline,
-            reason=f"the sizes of this model are estimated: {shape.note}",
-            remedy="leave more room than the table shows, or compare it with the log of the first start",
-        )
-
-
-def _lacking(pipeline: str, fit: Fit, memory: Sequence[StageMemory], capacity: Capacity) -> Iterator[Finding]:
-    """Yield a blocked finding on the stage that lacks most, with the changes that would help."""
-    if capacity.fits:
-        return
-    row = memory[capacity.limiting_stage]
-    others = sum(1 for one in memory if one.shortfall_bytes) - 1
-    yield Finding(
-        id="memory",
-        verdict="blocked",
-        pipeline=pipeline,
-        host=row.host,
-        reason=_too_little(fit, row) + (f"; {others + 1} of {len(memory)} stages lack memory" if others > 0 else ""),
-        remedy=_remedy(row, capacity),
-    )
-
-
-def _too_little(fit: Fit, row: StageMemory) -> str:
-    request = (fit.sizes.blocks_wanted + 1) * row.kv_block_bytes
-    length = fit.sizes.serving.max_model_len
-    fixed = row.runtime_bytes + row.weight_bytes + row.activation_bytes + row.graph_bytes
-    if row.utilization is None and fixed + row.kv_bytes > row.memory_bytes:
-        return f"its rank needs about {_gib(fixed + row.kv_bytes)} of memory and the host has {_gib(row.memory_bytes)}"
-    if row.utilization is None:
-        return (
-            f"a request of {length} tokens needs {_gib(request)} of KV cache in stage {row.stage}, and there is room "
-            f"for {_gib(row.kv_bytes)}"
-        )
-    return (
-        f"stage {row.stage} ({row.layers} layers) lacks {_gib(row.shortfall_bytes)} on each GPU: weights "
-        f"{_gib(row.weight_bytes)}, activations {_gib(row.activation_bytes)}, CUDA graphs {_gib(row.graph_bytes)} and "
-        f"{_gib(request)} of KV cache for one request of {length} tokens, and vLLM may take "
-        f"{_gib(int(row.memory_bytes * row.utilization))} of {_gib(row.memory_bytes)}"
-    )
-
-
-def _remedy(row: StageMemory, capacity: Capacity) -> str:
-    if capacity.changes:
-        return "it would fit with " + ", or with ".join(change.what for change in capacity.changes)
-    if row.utilization is None:
-        return "lower ppdeploy_kv_cache_gib, or add nodes"
-    return "no small change makes it fit: add nodes, or take a smaller model"
-
-
-def _over_asked(pipeline: str, places: Sequence[Place], memory: Sequence[StageMemory]) -> Iterator[Finding]:
-    """Yield a blocked finding for each stage whose share is not free when vLLM starts, which it then refuses."""
-    for place, row in zip(places, memory, strict=True):
-        if place.utilization is None:
-            continue
-        free = place.memory_bytes - place.others_bytes - row.runtime_bytes
-        asked = int(place.memory_bytes * place.utilization)
-        if asked > free:
-            yield Finding(
-                id="gpu-memory-taken",
-                verdict="blocked",
-                pipeline=pipeline,
-                host=place.host,
-                reason=f"vLLM is to take {_gib(asked)} of {place.device} and about {_gib(free)} are free",
-                remedy=f"set ppdeploy_gpu_memory_utilization to {max(free, 0) * 100 // place.memory_bytes / 100:g} or "
-                "less, or stop the other programs on that GPU",
-            )
 
 
 def better_order(
@@ -248,7 +171,3 @@ def _gain(goal: Goal, today: float, best: float) -> str:
         return f"there is {today / best * 100 - 100:.0f} % more room for the KV cache"
     what = "the slowest stage takes" if goal == "throughput" else "one request alone takes"
     return f"{what} {100 - best / today * 100:.0f} % less time"
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"

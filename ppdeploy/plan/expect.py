@@ -108,6 +108,7 @@ def _rough(decision: Decision, shape: ModelShape) -> str:
     differs = {
         "mixtures of experts": shape.num_experts > 0,
         "quantised weights": shape.quantization is not None,
+        "computing in float32": decision.serving.value_bytes > 2,
         "tensor parallelism": decision.serving.tensor_parallel_size > 1,
         f"{len(decision.memory)} stages": len(decision.memory) > 2,
         "other GPUs than H200": any("H200" not in gpu.name for gpu in decision.gpus),
@@ -308,6 +309,7 @@ def _plain_links(
                 rate_mbit=rate,
                 seconds_per_1000_tokens=seconds,
                 verdict="ready",
+                judged=False,
                 reason=reason,
             )
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import ceil
 
 from ppdeploy.model import Layer
@@ -58,6 +58,10 @@ class KvLayout:
     def block_bytes(self, first: int, stop: int) -> int:
         """Return the bytes of one block on a GPU that has the layers `first` to `stop` - 1: the widest group's."""
         return max((column[stop] - column[first] for column in self.sums), default=0)
+
+    def widest_page(self) -> int:
+        """Return the bytes of one block in the layer that takes most for it."""
+        return max((b - a for column in self.sums for a, b in pairwise(column)), default=0)
 
     def blocks(self, tokens: int) -> int:
         """Return the blocks that a request of so many tokens takes at most, over all groups."""

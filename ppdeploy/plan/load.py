@@ -20,7 +20,8 @@ def compute_type(quantization: str | None) -> ComputeType:
     name = (quantization or "").lower()
     if name in _FP4:
         return "fp4"
-    return "fp8" if name in ("fp8", "modelopt", "fbgemm_fp8") else "bf16"
+    # `modelopt` alone is NVIDIA's fp8; what it calls nvfp4 or mixed has another name here.
+    return "fp8" if name.startswith(("fp8", "mxfp8")) or name in ("modelopt", "fbgemm_fp8") else "bf16"
 
 
 class Loads:

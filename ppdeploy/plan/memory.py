@@ -16,6 +16,7 @@ from math import ceil, floor
 
 from ppdeploy.model import ModelShape
 from ppdeploy.plan.kv import KvLayout, kv_layout
+from ppdeploy.plan.trial import LOGIT_BYTES, forward_bytes, vision_bytes
 
 GIB = 1024**3
 
@@ -36,9 +37,6 @@ DEFAULT_CPU_KV_BYTES = 4 * GIB
 
 CPU_KV_STEP = GIB // 4
 """What a cpu rank's KV cache is a multiple of where its host has too little for the default."""
-
-LOGIT_BYTES = 10
-"""For each row of the vocabulary and each sampled sequence: the logits in bf16, in fp32, and their probabilities."""
 
 PLENTY = 2**62
 """Blocks of a stage whose layers keep nothing."""
@@ -63,6 +61,14 @@ class Serving:
     eager: bool = False
     draft: bool = False
     """The last stage loads the model's own layers for multi-token prediction."""
+    value_bytes: int = 2
+    """Of a value that is computed with: 4 with `dtype: float32`."""
+    vision_trial: bool = True
+    """The tower for images is tried at the start, so that there is room for it."""
+    vision_whole: bool = False
+    """Each GPU of a TP group has the whole tower, and works on images of its own."""
+    blocks: int | None = None
+    """The blocks of KV cache that the inventory asks for (`num-gpu-blocks-override`), instead of what is left."""
 
 
 @dataclass(frozen=True)
@@ -116,30 +122,47 @@ class Sizes:
         )
         self.blocks_wanted = self.kv.blocks(serving.max_model_len)
         self._weights = (0, *accumulate(_layer_bytes(shape, serving.tensor_parallel_size)))
-        self._forward = _forward_bytes(shape, serving)
+        self._draft_block = shape.mtp_layers * self.kv.widest_page() if serving.draft else 0
+        self._forward = forward_bytes(
+            shape,
+            tokens=serving.batched_tokens,
+            tensor_parallel_size=serving.tensor_parallel_size,
+            value_bytes=serving.value_bytes,
+        )
+        self._vision = (0, 0)
+        if shape.vision and serving.vision_trial:
+            self._vision = vision_bytes(
+                shape.vision,
+                batched_tokens=serving.batched_tokens,
+                sequences=serving.sequences,
+                tensor_parallel_size=1 if serving.vision_whole else serving.tensor_parallel_size,
+                value_bytes=serving.value_bytes,
+            )
 
     def weights(self, first: int, stop: int) -> int:
         """Return the bytes of weights on each GPU of a stage with the layers `first` to `stop` - 1."""
         shape, tp = self.shape, self.serving.tensor_parallel_size
-        outside = 0
-        if first == 0:
-            outside += shape.embedding_bytes + shape.other_first_bytes
+        outside = shape.embedding_bytes if first == 0 else 0
+        tower = ceil(shape.other_first_bytes / (1 if self.serving.vision_whole else tp)) if first == 0 else 0
         if stop == self.layers:
             outside += shape.other_last_bytes + (0 if first == 0 and shape.tied else shape.head_bytes)
             outside += shape.mtp_bytes if self.serving.draft else 0
-        return self._weights[stop] - self._weights[first] + ceil(outside / tp)
+        return self._weights[stop] - self._weights[first] + ceil(outside / tp) + tower
 
-    def activations(self, stop: int) -> int:
-        """Return the most that a step needs besides, in bytes of each GPU of a stage that ends before layer `stop`."""
-        if stop < self.layers:
-            return self._forward
-        return max(self._forward, self.serving.sequences * self.shape.vocab_size * LOGIT_BYTES)
+    def activations(self, first: int, stop: int) -> int:
+        """Return the most that a step needs besides, in bytes of each GPU of a stage: layers `first` to `stop` - 1."""
+        step = self._forward
+        if stop == self.layers:
+            step = max(step, self.serving.sequences * self.shape.vocab_size * LOGIT_BYTES)
+        tower, results = self._vision if first == 0 else (0, 0)
+        return max(tower, step + results)
 
     def need(self, place: Place, first: int, stop: int) -> Need:
         """Return what the layers `first` to `stop` - 1 need on each GPU of a place, and what that leaves."""
         serving = self.serving
-        weights, activations = self.weights(first, stop), self.activations(stop)
-        block = self.kv.block_bytes(first, stop)
+        weights, activations = self.weights(first, stop), self.activations(first, stop)
+        # The layers for multi-token prediction keep keys and values too.
+        block = self.kv.block_bytes(first, stop) + (self._draft_block if stop == self.layers else 0)
         # One block is vLLM's own (the null block of its pool).
         wanted = (self.blocks_wanted + 1) * block
         if serving.device == "cpu":
@@ -153,10 +176,12 @@ class Sizes:
             left = place.memory_bytes - place.others_bytes - runtime - weights - activations - graphs
             chosen = budget - weights - activations - graphs
         available = chosen if place.kv_bytes is None else place.kv_bytes
+        if serving.blocks is not None:
+            available = serving.blocks * block
         blocks = available // block if block else PLENTY
         lacking = max(wanted - available, 0)
-        if place.kv_bytes is not None:
-            lacking = max(lacking, place.kv_bytes - left)
+        if place.kv_bytes is not None or serving.blocks is not None:
+            lacking = max(lacking, available - left)
         return Need(weights, activations, graphs, runtime, available, block, blocks, lacking)
 
 
@@ -176,19 +201,3 @@ def _layer_bytes(shape: ModelShape, tp: int) -> Sequence[int]:
             size += times * shape.hidden_size * layer.kv_values * layer.weight_bytes / layer.parameters
         found.append(ceil(size))
     return found
-
-
-def _forward_bytes(shape: ModelShape, serving: Serving) -> int:
-    """Return the most that a step of `batched_tokens` tokens holds at once on one GPU, without weights.
-
-    Four hidden states (two that are handed on, two that a layer works on), and the larger of the two feed-forward
-    forms. Dense: gate and up projection, and their product. Experts: for each token and chosen expert two buffers, each
-    as wide as the wider of what it takes in turn (`vllm/model_executor/layers/fused_moe`, workspace13 and workspace2).
-    """
-    tp, hidden = serving.tensor_parallel_size, shape.hidden_size
-    dense = 3 * (shape.intermediate_size or 4 * hidden) / tp
-    experts = 0.0
-    if shape.experts_per_token:
-        width = (shape.moe_intermediate_size or hidden) / tp
-        experts = shape.experts_per_token * (max(2 * width, hidden) + max(width, hidden))
-    return ceil(serving.batched_tokens * 2 * (4 * hidden + max(dense, experts)))

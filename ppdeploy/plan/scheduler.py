@@ -7,6 +7,7 @@ from typing import Any
 
 from ppdeploy.model import ModelShape
 from ppdeploy.plan.memory import GIB, Serving
+from ppdeploy.plan.support import UNCOUNTED_CACHES
 
 UNKNOWN_LENGTH = 2048
 """vLLM's longest context of a model that does not say one (`vllm/config/model.py`)."""
@@ -49,7 +50,7 @@ def serving_of(
     args: Mapping[str, Any],
 ) -> Serving:
     """Return how a model is served. `args` are the inventory's options of `vllm serve`, `defaults` each node's."""
-    length = max_model_len or shape.max_position_embeddings or UNKNOWN_LENGTH
+    length = max_model_len or shape.default_length or shape.max_position_embeddings or UNKNOWN_LENGTH
     times = 2 if args.get("performance-mode") == "throughput" else 1
     sequences = _number(args, "max-num-seqs") or times * min(default[1] for default in defaults)
     tokens = _number(args, "max-num-batched-tokens")
@@ -58,7 +59,8 @@ def serving_of(
         if args.get("enable-chunked-prefill") is False:
             tokens = max(tokens, length)
         tokens = min(tokens, sequences * length)
-    cache = str(args.get("kv-cache-dtype") or "auto")
+    cache = cache_dtype(shape, args)
+    dtype = str(args.get("dtype") or "auto")
     speculation = args.get("speculative-config")
     method = str(speculation.get("method") or "") if isinstance(speculation, Mapping) else ""
     latent = any(layer.attention == "mla" for layer in shape.layers)
@@ -68,23 +70,41 @@ def serving_of(
         pipeline_parallel_size=pipeline_parallel_size,
         max_model_len=length,
         kv_cache_dtype=cache,
-        kv_value_bytes=kv_value_bytes(cache, str(args.get("dtype") or "auto"), shape.dtype),
+        kv_value_bytes=kv_value_bytes(cache, dtype, shape.dtype, shape.head_dim),
         block_tokens=_number(args, "block-size") or (128 if device == "cpu" else 64 if latent else 16),
         batched_tokens=tokens,
         sequences=min(sequences, tokens),
         prefix_caching=args.get("enable-prefix-caching") is not False,
         eager=args.get("enforce-eager") is True,
         draft=method == "mtp" or method.endswith("_mtp"),
+        value_bytes=4 if dtype in ("float32", "float") else 2,
+        vision_trial=args.get("skip-mm-profiling") is not True,
+        vision_whole=args.get("mm-encoder-tp-mode") == "data",
+        blocks=_number(args, "num-gpu-blocks-override"),
     )
 
 
-def kv_value_bytes(cache: str, dtype: str, checkpoint: str | None) -> float:
-    """Return the bytes of one cached value. `auto` is the model's own type; nvfp4 has a scale for each 16 values."""
+def cache_dtype(shape: ModelShape, args: Mapping[str, Any]) -> str:
+    """Return the format of the KV cache: the inventory's, else the one that the checkpoint asks for, else `auto`."""
+    asked = str(args.get("kv-cache-dtype") or "auto")
+    return asked if asked != "auto" else shape.cache_dtype or "auto"
+
+
+def kv_value_bytes(cache: str, dtype: str, checkpoint: str | None, head_dim: int) -> float:
+    """Return the bytes of one cached value. `auto` is the model's own type; nvfp4 has a scale for each 16 values.
+
+    Formats with scales for each token and head keep four bytes beside the `head_dim` values of a head
+    (vllm/v1/kv_cache_interface.py). A format that is not known here counts as 16 bits, which is never too little.
+    """
     kind = cache if cache != "auto" else dtype
     if kind == "auto":
         # A checkpoint in 32 bits is served in 16 (vllm/config/model.py, `_resolve_auto_dtype`).
         kind = "bfloat16" if checkpoint in (None, "float32", "float") else checkpoint
-    if kind.startswith(("fp8", "int8", "float8")):
+    if kind.startswith(UNCOUNTED_CACHES):
+        return 2
+    if kind.endswith("_per_token_head"):
+        return (0.5 if kind.startswith("int4") else 1) + 4 / head_dim
+    if kind.startswith("fp8"):
         return 1
     if kind.startswith("nvfp4"):
         return 9 / 16

@@ -32,6 +32,40 @@ Keys are all of its QuantizationMethods, and the names that checkpoints use for 
 10.0 with widened weights (Marlin); of `compressed-tensors` the schemes may ask for more.
 """
 
+METHOD_FAMILIES = (
+    frozenset({"awq", "awq_marlin", "auto_awq", "moe_wna16"}),
+    frozenset({"gptq", "gptq_marlin", "auto_gptq", "moe_wna16"}),
+    frozenset({"auto-round", "auto_round", "inc"}),
+    frozenset({"gptq", "inc"}),
+    frozenset({"awq", "inc"}),
+    frozenset({"modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"}),
+    frozenset({"mxfp4", "gpt_oss_mxfp4"}),
+    frozenset({"fp8", "deepseek_v4_fp8"}),
+)
+"""Methods that vLLM 0.32.0 takes for one another's checkpoints (`override_quantization_method`); humming takes any."""
+
+ANY_DTYPE_METHODS = frozenset({"compressed-tensors", "compressed_tensors", "torchao"})
+BF16_METHODS = frozenset({"mxfp4", "gpt_oss_mxfp4", "fp_quant", "modelopt_mxfp8"})
+"""Methods that compute in any number format, and in bfloat16 alone; all others in both of 16 bits, not in float32
+(`get_supported_act_dtypes` of vLLM 0.32.0)."""
+
+BF16_MODELS = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
+"""Model types that vLLM 0.32.0 refuses to run in float16."""
+
+UNCOUNTED_CACHES = ("turboquant", "ultraquant", "fp8_ds_mla", "nvfp4_ds_mla")
+"""Beginnings of formats of the KV cache whose layout is not worked out here; they are counted as 16 bits."""
+
+UNCOUNTED_OPTIONS = frozenset(
+    {
+        *("cpu-offload-gb", "offload-backend", "offload-group-size", "enable-lora", "decode-context-parallel-size"),
+        *("kv-cache-dtype-skip-layers", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "disable-sliding-window"),
+        *("disable-hybrid-kv-cache-manager", "cudagraph-capture-sizes", "max-cudagraph-capture-size", "model-impl"),
+        *("mm-processor-kwargs", "mm-encoder-only", "enable-mm-embeds"),
+        *("kv-transfer-config", "enable-eplb", "eplb-config", "kv-sharing-fast-prefill", "runner", "convert"),
+    }
+)
+"""Options of `vllm serve` that change what memory a rank needs, in ways that the memory table does not follow."""
+
 AUX_ARCHITECTURES = frozenset(
     {
         *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),

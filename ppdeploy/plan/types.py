@@ -141,6 +141,7 @@ class StageLink(Frozen):
     measured_at: str = Field(default="", description="when, in UTC; empty: not measured")
     seconds_per_1000_tokens: float | None = Field(description="for 1,000 prompt tokens; None: not known")
     verdict: Verdict
+    judged: bool = Field(default=True, description="False: no speed is predicted, so `verdict` says nothing")
     reason: str
     remedy: str = ""
     faster: str = Field(default="", description="next faster usual Ethernet; empty: none, or not compared")
@@ -203,8 +204,14 @@ class Model(Frozen):
     commit: str | None = Field(description="pinned commit of a hub repository")
     architecture: str
     layers: int
-    dtype: str
-    weight_bytes: int
+    dtype: str = Field(description="format of weights that are not quantised: the inventory's, else the checkpoint's")
+    quantization: str | None = Field(
+        default=None, description="method of the weights in memory: the checkpoint's, or one at loading; None: none"
+    )
+    parameters: int = Field(default=0, description="as publishers count them, with all routed experts")
+    active_parameters: int = Field(default=0, description="those that a token is multiplied with; fewer with experts")
+    loaded_bytes: int = Field(default=0, description="weights in memory, on all GPUs together")
+    weight_bytes: int = Field(description="of the weight files; 0: there are none")
     manifest_digest: str
     directory: str
 

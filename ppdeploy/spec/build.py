@@ -366,7 +366,11 @@ class _Builder:
                 reported.add(field)
                 cause = detail.get("ctx", {}).get("error")
                 place = self._where(variable.name, where)
-                if detail["type"] == "missing":
+                steps = detail["loc"][1:]
+                if any(isinstance(step, str) for step in steps) and not isinstance(cause, RefusedItemsError):
+                    what = _wrong_inside(variable.name, steps, detail["type"], detail["input"], cause)
+                    self._add(what, place, f"set it to {variable.must}")
+                elif detail["type"] == "missing":
                     self._add(f"{variable.name} is not set", place, f"set it to {variable.must}")
                 elif isinstance(cause, RefusedItemsError):
                     for what, remedy in cause.items:
@@ -442,6 +446,21 @@ def _wrong(name: str, value: JsonValue, cause: object) -> str:
     if isinstance(value, (dict, list)) and reason:
         return f"{name} is wrong, since {reason}"
     return f"{name} is {shown(value)}" + (f", but {reason}" if reason else "")
+
+
+def _wrong_inside(name: str, steps: Sequence[int | str], kind: str, value: object, cause: object) -> str:
+    """Return what is wrong with a field of one of the maps that a variable lists.
+
+    `steps` lead from the variable to the field, `kind` is what pydantic calls the error.
+    """
+    field = next(step for step in steps if isinstance(step, str))
+    entry = f"entry {next((step + 1 for step in steps if isinstance(step, int)), 1)}"
+    if kind == "missing":
+        return f"{name} has no {field} in {entry}"
+    if kind == "extra_forbidden":
+        return f"{name} has the unknown field {shown(field)} in {entry}"
+    reason = f", but {cause}" if isinstance(cause, ValueError) else ""
+    return f"{name} has {shown(value)} as {field} in {entry}{reason}"
 
 
 def _controller_path(text: str, inventory_dir: Path) -> Path:

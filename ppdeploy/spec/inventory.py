@@ -51,12 +51,14 @@ class Inventory:
         )
 
 
-def load_inventory(path: Path, *, vault_args: Sequence[str] = (), extra_vars: Sequence[str] = ()) -> Inventory:
+def load_inventory(
+    path: Path, *, vault_args: Sequence[str] = (), extra_vars: Sequence[str] = (), any_address: bool = False
+) -> Inventory:
     """Return what Ansible makes of the inventory at `path` (a file or a folder).
 
     `vault_args` are passed on as they are (`--vault-password-file FILE`, `--ask-vault-pass`, ...);
-    `extra_vars` are the values of `-e`, as a play would get them. Raises InputError for what cannot be read
-    or is no cluster.
+    `extra_vars` are the values of `-e`, as a play would get them. `any_address` accepts the addresses of the example,
+    for what reaches no host. Raises InputError for what cannot be read or is no cluster.
     """
     _check_path(path)
     arguments = [*vault_args, *(word for item in extra_vars for word in ("-e", item))]
@@ -69,7 +71,7 @@ def load_inventory(path: Path, *, vault_args: Sequence[str] = (), extra_vars: Se
     raise_problems(
         [
             *check_names(hostvars, locate),
-            *example_problems({host: addresses.get(host, host) for host in members}, locate),
+            *([] if any_address else example_problems({h: addresses.get(h, h) for h in members}, locate)),
         ]
     )
     values = {

@@ -51,6 +51,12 @@ def _not_bool(value: object) -> object:
     return value
 
 
+def _each_once(value: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(value)) < len(value):
+        raise ValueError("it names one twice")
+    return value
+
+
 def _number_as_text(value: object) -> object:
     """Take a bare YAML integer where text is wanted (`0` for one core); pydantic itself refuses that."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -418,7 +424,9 @@ class Sidecar(Frozen):
         description="share of each of its GPUs' memory (of the host's with device cpu), which the rank then leaves"
     )
     devices: Annotated[
-        tuple[Annotated[int, BeforeValidator(_not_bool), Field(ge=0, le=63)], ...], Field(min_length=1)
+        tuple[Annotated[int, BeforeValidator(_not_bool), Field(ge=0, le=63)], ...],
+        Field(min_length=1),
+        AfterValidator(_each_once),
     ] = Field(default=(0,), description="its GPUs, counted as nvidia-smi does; they share each layer")
     max_model_len: Positive | None = Field(default=None, description="longest sequence that it accepts")
     vllm_args: Annotated[dict[str, JsonValue], BeforeValidator(check_vllm_args)] = Field(
@@ -436,16 +444,16 @@ class HostVars(Frozen):
         unit="fraction",
         unset="0.92, less where other programs use the GPU",
     )
-    gpu_bandwidth_gbs: Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=100_000)] | None = _var(
+    gpu_bandwidth_gbs: Annotated[float, BeforeValidator(_not_bool), Field(ge=1, le=100_000)] | None = _var(
         "Memory bandwidth of this host's GPUs, for a kind that ppdeploy's table does not have.",
-        must="a number above 0, in GB/s, from the GPU's data sheet",
+        must="a number from 1 to 100,000, in GB/s, from the GPU's data sheet",
         scope="host",
         unit="GB/s",
         unset="from ppdeploy's table of GPUs",
     )
-    gpu_bf16_tflops: Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=100_000)] | None = _var(
+    gpu_bf16_tflops: Annotated[float, BeforeValidator(_not_bool), Field(ge=0.1, le=100_000)] | None = _var(
         "Dense bf16 rate of the tensor cores of this host's GPUs, for a kind that ppdeploy's table does not have.",
-        must="a number above 0, in TFLOPS without sparsity, from the GPU's data sheet",
+        must="a number from 0.1 to 100,000, in TFLOPS without sparsity, from the GPU's data sheet",
         scope="host",
         unit="TFLOPS",
         unset="from ppdeploy's table of GPUs",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,13 +21,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT))
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a failure when it happens: the whole table takes an hour."""
-    if report.failed:
-        sys.stdout.write(f"\n{report.nodeid} ({report.when}):\n{report.longreprtext}\n")
-        sys.stdout.flush()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

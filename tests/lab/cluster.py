@@ -111,7 +111,8 @@ class Cluster:
     def start_ppdeploy(self, *words: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start a verb, in a process group of its own as a terminal does; its stdout and stderr are pipes."""
         return subprocess.Popen(
-            self._verb(words, None),
+            # Also where the tests run in the background, in which SIGINT is ignored.
+            ["env", "--default-signal=INT", *self._verb(words, None)],
             cwd=self.elsewhere,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,

@@ -32,6 +32,7 @@ _ORDER = (
     "test_bad_input",
     "test_gang",
     "test_gang_verbs",
+    "test_rollback",
     "test_uneven",
     "test_greedy",
 )

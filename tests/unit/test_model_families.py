@@ -215,23 +215,8 @@ def test_tied_embeddings_are_counted_once_and_held_by_both_ends() -> None:
     assert shape.tied
     assert shape.head_parameters == 0
     assert shape.head_bytes == shape.embedding_bytes == 128_256 * 2048 * 2
-    whole, half = shape.stage_bytes(0, 16), shape.stage_bytes(0, 8) + shape.stage_bytes(8, 16)
-    assert half - whole == shape.embedding_bytes
-    apart = real_shape("llama-3.1-8b")
-    assert apart.stage_bytes(0, 32) == apart.stage_bytes(0, 5) + apart.stage_bytes(5, 32)
-
-
-def test_stages() -> None:
-    shape = real_shape("qwen3.5-27b")
-    middle = shape.stage_bytes(10, 20)
-    assert middle == sum(layer.weight_bytes for layer in shape.layers[10:20])
-    first = shape.stage_bytes(0, 1) - shape.layers[0].weight_bytes
-    assert first == shape.embedding_bytes + shape.other_first_bytes
-    assert shape.stage_bytes(20, 64, mtp=True) - shape.stage_bytes(20, 64) == shape.mtp_bytes > 0
-    assert shape.stage_bytes(0, 20, mtp=True) == shape.stage_bytes(0, 20)
-    for start, stop in ((0, 0), (3, 2), (-1, 4), (0, 65)):
-        with pytest.raises(ValueError, match="there is no stage"):
-            shape.stage_bytes(start, stop)
+    layers = sum(layer.weight_bytes for layer in shape.layers)
+    assert shape.loaded_bytes == layers + shape.embedding_bytes + shape.other_last_bytes
 
 
 def test_a_vision_tower_lies_on_the_first_stage() -> None:

@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_blocked_with_the_shortfall_and_three_changes_that_
     missing = finding(pipeline, "memory")
     assert missing is not None
     assert missing.verdict == "blocked"
-    assert "one request of 40960 tokens" in missing.reason
+    assert "one request of 40,960 tokens" in missing.reason
     changes = capacity(pipeline).changes
     assert len(changes) == 3
     assert capacity(pipeline).shortfall_bytes > 0
@@ -355,3 +355,37 @@ def test_the_kv_cache_on_cpu_is_what_vllm_logs() -> None:
     one = make_pipeline(facts=make_cluster(1), max_model_len=1024, kv_cache_gib=1)
     assert (one.capacity.kv_tokens, one.capacity.requests_at_max) == (524_288, 512.0)
     assert one.memory[0].kv_blocks == 4096
+
+
+# ---- a KV cache that the inventory asks for
+
+
+@pytest.mark.parametrize(
+    ("wants", "reason", "remedy"),
+    [
+        (
+            {"kv_cache_gib": 0.001},
+            "a request of 8,192 tokens needs 256.5 MiB of KV cache in stage 0, and ppdeploy_kv_cache_gib is 1.0 MiB",
+            "no ppdeploy_kv_cache_gib",
+        ),
+        (
+            {"vllm_args": {"num-gpu-blocks-override": 10}},
+            "num-gpu-blocks-override in ppdeploy_vllm_args is 5.0 MiB there",
+            "no num-gpu-blocks-override in ppdeploy_vllm_args",
+        ),
+        ({"kv_cache_gib": 1000}, "ppdeploy_kv_cache_gib is 1000.0 GiB there, and the GPU has 23.7 GiB", "no ppdeploy"),
+    ],
+)
+def test_a_kv_cache_that_is_asked_for_is_what_is_wrong(wants: dict[str, Any], reason: str, remedy: str) -> None:
+    found = finding(plan(cluster("RTX 4090", "RTX 4090"), dense(16), **wants), "memory")
+    assert found is not None
+    assert reason in found.reason
+    assert f"it would fit with {remedy}" in found.remedy
+
+
+def test_where_leaving_it_out_is_not_enough_the_remedy_still_names_it() -> None:
+    small = plan(cluster("RTX 4090", "RTX 4090"), dense(64), kv_cache_gib=0.001, max_model_len=40960)
+    found = finding(small, "memory")
+    assert found is not None
+    assert found.remedy
+    assert "take a smaller model" not in found.remedy

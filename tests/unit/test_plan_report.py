@@ -59,6 +59,9 @@ def test_what_lacks_is_said_and_no_speed_is() -> None:
     assert "it does not fit: stage 1 on node2 lacks 10.6 GiB on each GPU" in text
     assert "no speed is predicted: the model does not fit" in text
     assert "tokens/s" not in text
+    # A link is not called ready where nothing was found out about it.
+    assert "1 Gbit/s, 0.17 s for 1,000 prompt tokens node2" in text
+    assert "1,000 prompt tokens: slow" in " ".join(shown(plan_of(CASES[NAMES[0]]), 160).split())
 
 
 def test_assumed_facts_are_called_so() -> None:
@@ -76,3 +79,14 @@ def test_two_plans_stand_side_by_side() -> None:
     assert ["what", "if", "model=other;", "this", "plan", "is", "not", "applied"] in lines
     assert ["fits", "no,", "10.6", "GiB", "are", "lacking", "yes"] in lines
     assert ["tokens/s,", "1", "user", "-", "21"] in lines
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen3-32b-2x-4090-1g", "(64 layers, 32.8 B parameters, bfloat16, 61.0 GiB)"),
+        ("deepseek-v3-2x-8-h100", "(61 layers, 671 B parameters, 36.6 B active, fp8, 626.9 GiB)"),
+    ],
+)
+def test_the_title_says_how_large_the_model_is(name: str, words: str) -> None:
+    assert words in " ".join(shown(plan_of(CASES[name]), 200).split())

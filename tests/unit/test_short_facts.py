@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ppdeploy.errors import InputError
 from ppdeploy.facts import load_facts, save_facts
 from ppdeploy.plan.gpus import GPUS, MIB
-from ppdeploy.short_facts import ShortFacts, expand, make_gpu, rate_mbit, read_facts
+from ppdeploy.short_facts import FIELDS, ShortFacts, expand, make_gpu, rate_mbit, read_facts
 from ppdeploy.spec import Spec
 from tests.factories import make_cluster
 from tests.factories_plan import make_pipeline_spec, make_spec
@@ -116,6 +116,38 @@ def test_what_is_no_facts_file_is_refused_with_its_place(tmp_path: Path, text: s
         read(tmp_path, text)
     assert caught.value.where
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("node1: 5", "what is said of the host is 5, not a map"),
+        ("node1:", "what is said of the host is null, not a map"),
+        ("node1: {gpus: L4}", 'gpus is "L4", not a list of names'),
+        ("node1: {gpu: [L4]}", '"gpu" is none of the fields gpus, fabric, memory_gib, cores, machine'),
+        ("node1: {memory_gib: lots}", 'memory_gib is "lots", not a number above 0'),
+        ("node1: {machine: arm}", 'machine is "arm", not x86_64 or aarch64'),
+        ("node1: {cores: 0}", "cores is 0, not a whole number from 1"),
+        ("node1: {}\nnode2: [", "the facts file is neither YAML nor JSON (line 2)"),
+        ("[1, 2]", "the facts file holds no hosts by name"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_that_its_writer_used(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, text)
+    assert caught.value.what == what
+
+
+def test_every_field_is_described() -> None:
+    assert set(FIELDS) == set(ShortFacts.model_fields)
+
+
+@pytest.mark.parametrize("size", ["0", "0.1", "100000000000"])
+def test_memory_that_no_gpu_has_is_refused(size: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_gpu(0, f"MadeUp {size} GiB", "test")
+    assert caught.value.what == f"the GPU 'MadeUp {size} GiB' has {size} GiB of memory"
+    assert caught.value.remedy == "write what it has, as in 'MadeUp 24 GiB'"
 
 
 @settings(max_examples=100, deadline=None)

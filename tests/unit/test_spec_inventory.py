@@ -362,6 +362,11 @@ def test_the_example_as_it_is_is_refused() -> None:
     assert "copy inventory/example to inventory/cluster" in text
 
 
+def test_the_example_will_do_where_no_host_is_reached() -> None:
+    loaded = load_inventory(ROOT / "inventory/example", any_address=True)
+    assert [host.address for host in loaded.spec().pipelines[0].hosts] == ["192.0.2.11", "192.0.2.12"]
+
+
 def test_a_dynamic_inventory_works(write: Write) -> None:
     folder = write(
         '#!/bin/sh\nprintf \'%s\' \'{"vllm": {"children": ["chat"]}, "chat": {"hosts": ["b", "a"], '

@@ -124,3 +124,26 @@ def test_a_change_that_cannot_be_made_is_refused_in_a_sentence(word: str) -> Non
         what_if(start, word)
     assert f"--what-if '{word}'" in str(caught.value)
     assert caught.value.remedy
+
+
+def test_a_host_with_a_gpu_that_nobody_knows_is_like_one_that_says_what_it_can() -> None:
+    start = case(gpus=("MadeUp 32 GiB",))
+    rates = {"gpu_bandwidth_gbs": 800, "gpu_bf16_tflops": 90}
+    hosts = tuple(
+        host.model_copy(update={"vars": host.vars.model_copy(update=rates)}) for host in start.spec.pipelines[0].hosts
+    )
+    known = replace(start, spec=make_spec(start.spec.pipelines[0].model_copy(update={"hosts": hosts})))
+    _, after = what_if(known, "nodes=+1x MadeUp 32 GiB")
+    assert [row.device for row in after.pipelines[0].memory] == ["MadeUp"] * 3
+    with pytest.raises(InputError) as caught:
+        what_if(known, "nodes=+1x Other 32 GiB")
+    assert caught.value.where == "--what-if 'nodes=+1x Other 32 GiB'"
+    assert "no host of the inventory has one" in caught.value.what
+
+
+def test_a_model_that_is_not_here_is_not_looked_for_beside_the_inventory() -> None:
+    start = case()
+    with pytest.raises(InputError) as caught:
+        change(start, plan_of(start), ["model=no/such/folder"])
+    assert "beside the inventory" not in str(caught.value)
+    assert "a folder that is here" in str(caught.value)
