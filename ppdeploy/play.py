@@ -303,7 +303,9 @@ def net_report_of_play(
         host: {
             "pairs": own.get("ppdeploy__net_pairs") or [],
             "probe": own.get("ppdeploy__net_probe") or {},
-            "iperf3": own.get("ppdeploy__net_no_iperf3") or "",
+            "iperf3": own.get("ppdeploy__net_no_iperf3")
+            or (own.get("ppdeploy__net_opened") or {}).get("problem")
+            or "",
         }
         for host, own in _plain(seen).items()
     }

@@ -35,6 +35,7 @@ _ORDER = (
     "test_rollback",
     "test_uneven",
     "test_greedy",
+    "test_net",
 )
 
 _STAGES: list[tuple[str, float]] = []
