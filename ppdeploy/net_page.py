@@ -11,6 +11,7 @@ from ppdeploy import __version__
 from ppdeploy.net import NetReport, PipelineNet, Way, mbit_text
 from ppdeploy.net_report import (
     again_text,
+    findings,
     handoff_text,
     latency_text,
     lost_text,
@@ -61,6 +62,7 @@ def _pipeline(one: PipelineNet) -> dict[str, Any]:
             for sender in one.nodes
         ],
         "ways": [_way(way) for way in one.ways],
+        "findings": [{"verdict": verdict or "unknown", "text": text} for verdict, text in findings(one)],
         "handoffs": [
             {
                 "name": f"{way.sender} to {way.receiver}",
@@ -93,7 +95,6 @@ def _way(way: Way) -> dict[str, Any]:
     return {
         "name": f"{way.sender} to {way.receiver}",
         "verdict": way.verdict or "unknown",
-        "text": way_sentence(way),
         "cells": (run_text(way.one_flow), run_text(way.many_flows), again_text(way), latency_text(way.latency),
                   lost_text(way.latency)),
     }  # fmt: skip

@@ -96,7 +96,8 @@ def _pipeline(one: PipelineNet, time: str) -> Iterator[RenderableType]:
     yield _matrix(one)
     yield ""
     yield _ways(one)
-    yield from _findings(one)
+    for told, text in findings(one):
+        yield Text.assemble("  ", (told or "unknown", STYLES[told]), f": {text}")
     shown = [way for way in one.ways if way.handoffs and way.next] or [way for way in one.ways if way.handoffs][:1]
     for way in shown:
         yield ""
@@ -106,8 +107,8 @@ def _pipeline(one: PipelineNet, time: str) -> Iterator[RenderableType]:
         yield Text(one.sentence, "bold")
 
 
-def _findings(one: PipelineNet) -> Iterator[RenderableType]:
-    """Yield what is wrong with ways, those of one remedy together."""
+def findings(one: PipelineNet) -> Iterator[tuple[str | None, str]]:
+    """Yield verdict and sentence of what is wrong with ways; those of one remedy together, so that it is said once."""
     groups: dict[tuple[str | None, str], list[Way]] = {}
     for way in one.ways:
         if way.verdict != "ready":
@@ -115,9 +116,7 @@ def _findings(one: PipelineNet) -> Iterator[RenderableType]:
     for (verdict, remedy), ways in groups.items():
         told = "; ".join(f"{way.sender} to {way.receiver}: {way.reason}" for way in ways[:2])
         more = f"; and {len(ways) - 2} more" if ways[2:] else ""
-        yield Text.assemble(
-            "  ", (verdict or "unknown", STYLES[verdict]), f": {told}{more}" + (f": {remedy}" if remedy else "")
-        )
+        yield verdict, f"{told}{more}" + (f": {remedy}" if remedy else "")
 
 
 def _matrix(one: PipelineNet) -> RenderableType:
