@@ -231,7 +231,7 @@ def judge(
         lost=tuple(name for name in names if name in lost),
         ways=ways,
         notes=tuple(notes),
-        verdict=next((one for one in ("blocked", "slow", "ready") if one in verdicts), None),  # type: ignore[arg-type]
+        verdict=next((one for one in ("blocked", "slow", "ready") if one in verdicts), None),
     )
 
 

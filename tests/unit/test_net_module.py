@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,7 +109,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Node:
     monkeypatch.setattr(module, "run", found.run)
     monkeypatch.setattr(module, "FOLDER", tmp_path / "ppdeploy-net")
     monkeypatch.setattr(module, "listens", lambda _: True)
-    monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     return found
 
 
@@ -138,7 +140,7 @@ def test_a_file_is_never_written_elsewhere(node: Node) -> None:
 
 
 def test_without_iperf3_the_test_goes_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.shutil, "which", lambda name: None if name == "iperf3" else f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "iperf3" else f"/usr/bin/{name}")
     opened = module.open_test(asked())
     assert (opened["port"], opened["problem"]) == (0, "iperf3 is not installed")
     node.answer = lambda argv: PING if argv[0] == "ping" else ""
@@ -175,7 +177,7 @@ def test_a_peer_that_cannot_be_reached_is_tried_once(node: Node) -> None:
 
 
 def test_a_busy_server_is_asked_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     end = {"sum_sent": {}, "sum_received": {"bits_per_second": 9e8, "bytes": 1, "seconds": 3.0}}
     answers = ['{"error": "the server is busy running a test. try again later"}', json.dumps({"end": end})]
     node.answer = lambda _: answers.pop(0)
