@@ -99,7 +99,12 @@ def test_each_direction_has_its_own_verdict() -> None:
 
 
 def test_one_connection_that_is_slower_than_several_is_named() -> None:
-    many = {"out_one": run(12000.0), "out_many": run(23000.0), "in_one": run(23000.0), "in_many": run(23000.0)}
+    many: dict[str, Any] = {
+        "out_one": run(12000.0),
+        "out_many": run(23000.0),
+        "in_one": run(23000.0),
+        "in_many": run(23000.0),
+    }
     way = judged(pair(**many), rate=25000).ways[0]
     assert way.verdict == "slow"
     assert way.reason == "one connection carries 12 Gbit/s, 4 carry 23 Gbit/s of 25 Gbit/s negotiated"
