@@ -39,13 +39,15 @@ def find(device: Device, version: str | None, python_minor: str, machine: str) -
     if not same_machine:
         raise InputError(
             f"there is no lock for {name} {wanted} on {machine} machines",
-            remedy=f"there is one for {_listed(lock.machine for lock in same_version)}",
+            where="the hosts' processors",
+            remedy=f"use hosts of {_listed(lock.machine for lock in same_version)}, for which there is one",
         )
     for lock in same_machine:
         if lock.python == python_minor:
             return lock
     raise InputError(
         f"there is no lock for {name} {wanted} with Python {python_minor}",
+        where="the hosts' Pythons",
         remedy=f"install Python {_listed(lock.python for lock in same_machine)} on the nodes",
     )
 

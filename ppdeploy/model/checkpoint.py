@@ -186,9 +186,9 @@ def as_loaded(stored: Sizes, computed: Sizes, loaded: Sizes) -> Sizes:
         return size * after // before if before else after
 
     def layer(real: Layer, before: Layer, after: Layer) -> Layer:
-        names = ("weight_bytes", "active_bytes", "expert_bytes")
-        sizes = {name: scaled(getattr(real, name), getattr(before, name), getattr(after, name)) for name in names}
-        return real.model_copy(update=sizes)
+        experts = scaled(real.expert_bytes, before.expert_bytes, after.expert_bytes)
+        rest = scaled(*(one.weight_bytes - one.expert_bytes for one in (real, before, after)))
+        return _resized(real, rest + experts, experts)
 
     outside = ("embedding_bytes", "head_bytes", "other_first_bytes", "other_last_bytes", "mtp_bytes")
     return replace(

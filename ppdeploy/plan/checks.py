@@ -173,6 +173,10 @@ def check_node(situation: NodeSituation, host: str) -> Iterator[Finding]:
             )
 
 
+ARM_GPUS = ("GB10", "Thor", "Orin (nvgpu)", "GH200")
+"""Beginnings of names of GPUs that share a chip or a board with an aarch64 processor."""
+
+
 def check_pipeline(pipeline: str, hosts: Sequence[str], facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
     """Yield blocked findings on what the nodes of a pipeline must have in common."""
     machines = {host: facts[host].os.machine for host in hosts}
@@ -185,6 +189,18 @@ def check_pipeline(pipeline: str, hosts: Sequence[str], facts: Mapping[str, Node
             reason=f"the nodes have different processor architectures ({listed})",
             remedy="vLLM sends pickled objects between nodes: use one architecture in a pipeline",
         )
+    for host in hosts:
+        arm = [gpu.name for gpu in facts[host].gpus if gpu.name.removeprefix("NVIDIA ").startswith(ARM_GPUS)]
+        if arm and machines[host] != "aarch64":
+            # Only facts written by hand can say so; the plan is worth reading, and no host like that will be met.
+            yield Finding(
+                id="gpu-machine",
+                verdict="blocked",
+                pipeline=pipeline,
+                host=host,
+                reason=f"the facts say {machines[host]}, and a {arm[0]} is beside an aarch64 processor only",
+                remedy="read the plan for what would fit; with machine: aarch64 it says whether it can be applied",
+            )
     seen: dict[str, str] = {}
     for host in hosts:
         machine_id = facts[host].identity.machine_id or ""

@@ -135,8 +135,9 @@ class Sizes:
                 shape.vision,
                 batched_tokens=serving.batched_tokens,
                 sequences=serving.sequences,
-                tensor_parallel_size=1 if serving.vision_whole else serving.tensor_parallel_size,
+                tensor_parallel_size=serving.tensor_parallel_size,
                 value_bytes=serving.value_bytes,
+                whole=serving.vision_whole,
             )
 
     def weights(self, first: int, stop: int) -> int:

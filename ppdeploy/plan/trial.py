@@ -41,16 +41,25 @@ def vision_tokens(vision: Vision, batched_tokens: int, sequences: int) -> int:
 
 
 def vision_bytes(
-    vision: Vision, *, batched_tokens: int, sequences: int, tensor_parallel_size: int, value_bytes: int
+    vision: Vision,
+    *,
+    batched_tokens: int,
+    sequences: int,
+    tensor_parallel_size: int,
+    value_bytes: int,
+    whole: bool = False,
 ) -> tuple[int, int]:
     """Return what the tower holds at most while it works, on one GPU, and what its results take; both in bytes.
+
+    With `whole` each GPU of a TP group has the tower in full and works on its share of the images.
 
     For each patch: a block's input and its normalised copy; then the larger of what attention has at once (queries,
     keys and values, two of them turned, the result) and of the feed-forward part's two widths. Worked out from the
     layers, not measured.
     """
     tokens = vision_tokens(vision, batched_tokens, sequences)
+    here = ceil(tokens // vision.item_tokens / tensor_parallel_size) * vision.item_tokens if whole else tokens
     hidden, inner = vision.hidden_size, vision.intermediate_size
-    each = 2 * hidden + max(6 * hidden, 2 * inner) / tensor_parallel_size
+    each = 2 * hidden + max(6 * hidden, 2 * inner) / (1 if whole else tensor_parallel_size)
     results = tokens * vision.output_values * value_bytes
-    return ceil(tokens * vision.patches_per_token * each * value_bytes) + results, results
+    return ceil(here * vision.patches_per_token * each * value_bytes) + results, results

@@ -1,6 +1,6 @@
 """What the options of `vllm serve` must hold that the plan reads: a value it would misread must not pass unseen.
 
-vLLM's parser takes a number in quotes, `8k`, or a map as JSON text; the plan would take such a value for none and size
+vLLM's parser takes `8k` for a number and JSON text for a map; the plan would take such a value for none and size
 something else. Facts: vLLM 0.32.0 (vllm/config/model.py, ModelDType; vllm/config/cache.py, CacheDType;
 vllm/engine/arg_utils.py).
 """
@@ -8,6 +8,7 @@ vllm/engine/arg_utils.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ppdeploy.spec.plain import shown
 
@@ -44,6 +45,18 @@ MAPS = frozenset(
 )
 
 
+def tidy_option_value(name: str, value: Any) -> Any:
+    """Return a value as the plan and vLLM read it: `"64"` is the number, `"true"` the truth value, where one is meant.
+
+    Templates of Ansible and `-e name=value` make text of either, as the other variables of ppdeploy accept it.
+    """
+    if isinstance(value, str) and name in NUMBERS and value.isascii() and value.isdigit():
+        return int(value) if len(value) <= len(str(MOST)) else value
+    if isinstance(value, str) and name in FLAGS and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return value
+
+
 def check_option_value(name: str, value: object) -> tuple[str, str] | None:
     """Return what is wrong with the value of an option that the plan reads, and what to write; None when all is well.
 
@@ -68,8 +81,8 @@ def _number(value: object) -> bool:
 
 
 _KINDS: tuple[tuple[frozenset[str], Callable[[object], bool], str, str], ...] = (
-    (NUMBERS, _number, "whole number from 1", "write a number such as {}: 64, without quotes"),
-    (FLAGS, lambda value: isinstance(value, bool), "truth value", "write {}: true or {}: false, without quotes"),
+    (NUMBERS, _number, "whole number from 1", "write a number such as {}: 64"),
+    (FLAGS, lambda value: isinstance(value, bool), "truth value", "write {}: true or {}: false"),
     (WORDS, lambda value: isinstance(value, str) and bool(value), "word", "write one word"),
     (MAPS, lambda value: isinstance(value, dict), "map", "write a map below {}, not JSON text"),
 )

@@ -11,7 +11,7 @@ import re
 
 from pydantic import JsonValue
 
-from ppdeploy.spec.option_values import check_option_value
+from ppdeploy.spec.option_values import check_option_value, tidy_option_value
 from ppdeploy.spec.plain import plain, shown
 from ppdeploy.spec.problems import RefusedItemsError
 
@@ -114,7 +114,8 @@ def check_vllm_args(value: object) -> dict[str, JsonValue]:
         raise ValueError("it is not a map")
     refused: list[tuple[str, str]] = []
     taken: dict[str, JsonValue] = {}
-    for key, item in value.items():
+    for key, given in value.items():
+        item = tidy_option_value(key.replace("_", "-"), given) if isinstance(key, str) else given
         problem = _refuse_flag(key, item, taken)
         if problem:
             refused.append(problem)

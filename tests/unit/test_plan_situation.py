@@ -76,3 +76,10 @@ def test_the_name_of_the_number_format_is_the_one_that_is_served() -> None:
     wide = plan("qwen3-8b", vllm_args={"dtype": "float32"})
     assert wide.model.dtype == "float32"
     assert "computing in float32" in wide.outlook.rough
+
+
+def test_a_gpu_beside_an_arm_processor_is_not_promised_on_another() -> None:
+    found = finding(plan("qwen3-8b", gpu="DGX Spark"), "gpu-machine")
+    assert found is not None
+    assert (found.verdict, found.host) == ("blocked", "node1")
+    assert finding(plan("qwen3-8b"), "gpu-machine") is None

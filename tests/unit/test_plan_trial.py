@@ -53,6 +53,12 @@ def test_the_tower_works_on_patches_and_keeps_its_results() -> None:
     assert most == 12_000 * (2 * 1000 + 2 * 4000) * 2 + results
     shared, _ = vision_bytes(TOWER, batched_tokens=2048, sequences=256, tensor_parallel_size=4, value_bytes=2)
     assert shared == 12_000 * (2 * 1000 + 2 * 4000 // 4) * 2 + results
+    # Three images, each GPU with a tower of its own: two on one, one on the other.
+    apart, results = vision_bytes(
+        TOWER, batched_tokens=9000, sequences=256, tensor_parallel_size=2, value_bytes=2, whole=True
+    )
+    assert apart == 24_000 * (2 * 1000 + 2 * 4000) * 2 + results
+    assert results == 9000 * 5000 * 2
 
 
 def test_the_trial_of_images_weighs_on_the_first_stage_alone() -> None:
