@@ -386,7 +386,7 @@ def _short(way: Way, rate: float, *, cuda: bool) -> tuple[Literal["slow"], str, 
     enough = ENOUGH * TCP_GOODPUT * way.negotiated_mbit
     if rate < enough:
         again = max((run.retransmits or 0 for run in (way.one_flow, way.many_flows) if run), default=0)
-        sent_again = f", {again:,} segments were sent again" if again else ""
+        sent_again = f", {again:,} segment{'s were' if again > 1 else ' was'} sent again" if again else ""
         return "slow", f"{mbit_text(rate)} of {mbit_text(way.negotiated_mbit)} negotiated{sent_again}", _LOOK
     if way.one_flow and way.one_flow.mbit < enough:
         several = way.many_flows.flows if way.many_flows else 0
