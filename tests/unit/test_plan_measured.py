@@ -29,7 +29,7 @@ LINK = MeasuredLink(
 
 def plan(*links: MeasuredLink, size: int = 2, rate: int = 10000, **options: Any) -> PipelinePlan:
     facts = make_cluster(size, gpus=1, gpu="RTX 4090", fabric_speed_mbit=rate)
-    wants = {"device": "cuda", "kv_cache_gib": None, "max_model_len": 8192, "fabric_subnet": FABRIC}
+    wants: dict[str, Any] = {"device": "cuda", "kv_cache_gib": None, "max_model_len": 8192, "fabric_subnet": FABRIC}
     spec = make_pipeline_spec(list(facts), **wants)
     models = {spec.name: dense(16 * size)}
     return make_plan(make_spec(spec), facts, models, measured={spec.name: links}, **options).pipelines[0]
