@@ -176,13 +176,13 @@ def test_an_unshaped_link_is_told_and_the_plan_counts_with_it(cluster: Cluster, 
 
 
 @pytest.fixture(scope="module")
-def bare(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def bare(tmp_path_factory: pytest.TempPathFactory, stages: list[tuple[str, float]]) -> Iterator[Cluster]:
     """Three hosts on which nothing was ever applied."""
     lab = Lab(f"{default_name()}-net")
     lab.down()
     try:
         lab.up(3, inventory=LabInventory.one_pipeline(3, model=str(tiny_model())), owner=os.getpid())
-        yield Cluster(lab, lab.inventory, tmp_path_factory.mktemp("bare"), cluster.stages)
+        yield Cluster(lab, lab.inventory, tmp_path_factory.mktemp("bare"), stages)
     finally:
         lab.down()
 
