@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from pathlib import Path
@@ -41,8 +42,10 @@ def processes(group: Path) -> set[int]:
     found: set[int] = set()
     for folder, _, names in os.walk(group, onerror=_unless_gone):
         if "cgroup.procs" in names:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 found.update(int(word) for word in (Path(folder) / "cgroup.procs").read_text().split())
+            except OSError as error:
+                _unless_gone(error)
     return found
 
 
@@ -81,5 +84,6 @@ def resident_bytes(pids: set[int]) -> int:
 
 
 def _unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
+    # A group that is removed between opening and reading its list says ENODEV.
+    if error.errno not in {errno.ENOENT, errno.ENODEV}:
         raise error

@@ -10,13 +10,14 @@ import threading
 from dataclasses import dataclass, replace
 
 from ppdeploy.agent import wire
-from ppdeploy.agent.clock import now
+from ppdeploy.agent.clock import later, now
 from ppdeploy.agent.progress import ApiSight
 
 COUNTER = b"vllm:iteration_tokens_total_count"
 _METRICS_LIMIT = 8 << 20
 _READ_SECONDS = 5.0
 _CANARY_SECONDS = 120.0
+_NOTE = 200
 _PREFILL = 2048
 """Tokens of one chunk when the release does not say (vLLM's default for online serving is at least this)."""
 
@@ -110,7 +111,7 @@ class Engine:
             began = now()
             if not self._try_canary(target, number, full_size):
                 # Until this one is answered or another one wanted, it is tried again: only proof counts.
-                threading.Timer(1.0, self._send.set).start()
+                later(1.0, self._send.set)
                 continue
             with self._lock:
                 if wanted is self._wanted and target == self._target:
@@ -123,8 +124,17 @@ class Engine:
             prompt = [(number * 31 + index * 7) % 89 + 3 for index in range(tokens)]
             body = json.dumps({"model": target.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}).encode()
             reply = wire.exchange(target.address, target.port, _post(target, body), _CANARY_SECONDS)
-        except (OSError, ValueError) as problem:
-            self._note(target, f"a canary failed: {problem}")
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as problem:
+            # What /v1/models says comes from the rank, which may be in any state: it must not end this thread.
+            self._note(target, f"a canary failed: {problem!r}"[:_NOTE])
             return False
         if reply.status != 200:
             self._note(target, f"a canary was answered with {reply.status}")

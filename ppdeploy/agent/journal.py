@@ -17,9 +17,13 @@ from typing import NamedTuple
 
 from ppdeploy.agent.messages import NONE, GenerationId
 
-# vLLM's own error lines only, by their prefix: a request's text is logged at INFO and must not end a gang.
+# Only what the engine's own files log, and only where the message begins: the API's files log words of requests as
+# errors too ("Error with model ... `NAME` does not exist"), and no client may end a gang by what it writes.
 _DEATH = re.compile(
-    r"^(?:\([^)]{1,60}\) )?ERROR \d\d-\d\d .{0,200}?"
+    r"^(?:\([^)]{1,60}\) )?ERROR \d\d-\d\d [\d:]{8} "
+    r"\[(?:[\w./]{1,80}/)?(?:async_llm|core|core_client|multiproc_executor)\.py:\d{1,6}\] "
+    # A traceback's last line names the exception first, and gloo its own source.
+    r"(?:\w{1,60}: )?(?:\[[^\]]{1,200}\] )?(?:[\w.]{1,80}\.)?"
     r"(EngineDeadError|EngineCore encountered a fatal error|[Ee]ngine core .{0,60}died|"
     r"WorkerProc initialization failed|Worker proc .{0,60}died|Connection closed by peer \[)"
 )

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 from ppdeploy.agent import command, core, custody, head, metrics, notify, release, signing, store, wire
@@ -67,7 +68,7 @@ class Agent:
         self._follower: Follower | None = None
         self._storer = store.Storer(store.SlotFile(config.record), self._identity.boot_id, self._wake)
         self._memory = store.memory_from_json(store.read_json(config.memory), self._identity.boot_id)
-        self._storage_problem = ""
+        self._storage_problems: dict[Path, str] = {}
         self._disk_problem = ""
         self._rank_memory = (float("-inf"), 0)
         self._stopping = False
@@ -157,7 +158,7 @@ class Agent:
             dying=follower.said if follower is not None and not absent else "",
             stored_memory=self._memory,
             stored_record=self._storer.stored,
-            storage_problem=self._storer.problem or self._storage_problem,
+            storage_problem=self._storer.problem or next(iter(self._storage_problems.values()), ""),
             disk_problem=self._storer.disk,
         )
 
@@ -191,14 +192,16 @@ class Agent:
         try:
             store.write_json(self._config.memory, store.memory_to_json(action.memory))
         except OSError as error:
-            self._complain(f"the node's memory cannot be stored ({self._config.memory}): {error}")
+            self._complain(self._config.memory, f"the node's memory cannot be stored ({self._config.memory}): {error}")
             return
+        self._storage_problems.pop(self._config.memory, None)
         self._memory = action.memory
 
-    def _complain(self, text: str) -> None:
-        if text != self._storage_problem:
+    def _complain(self, path: Path, text: str) -> None:
+        """Tell why a file cannot be written, until it can: a gang is not to wait for what is long over."""
+        if text != self._storage_problems.get(path):
             _say(text)
-        self._storage_problem = text
+        self._storage_problems[path] = text
 
     def _start(self, action: StartRank) -> None:
         if self._follower is not None:
@@ -265,8 +268,11 @@ class Agent:
         notify.tell("WATCHDOG=1")
         try:
             store.write_json(self._config.heartbeat, int(moment), mode=0o644)
+            self._storage_problems.pop(self._config.heartbeat, None)
         except OSError as error:
-            self._complain(f"the heartbeat cannot be written ({self._config.heartbeat}): {error}")
+            self._complain(
+                self._config.heartbeat, f"the heartbeat cannot be written ({self._config.heartbeat}): {error}"
+            )
 
     # Waiting.
 

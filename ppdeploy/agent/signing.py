@@ -51,7 +51,8 @@ def unseal(key: bytes, nonce: str, asked: Member, place: tuple[str, str], body: 
     `place` is the (cluster, pipeline) of the asker. A machine id that differs is left to the protocol,
     which names it.
     """
-    if not hmac.compare_digest(_sign(key, body), signature.lower()):
+    # As bytes: the header is a stranger's, and compare_digest refuses to compare texts that are not ASCII.
+    if not hmac.compare_digest(_sign(key, body).encode(), signature.lower().encode("utf-8", "replace")):
         raise UnprovenError("its answer is not signed with this pipeline's key")
     try:
         data: Any = json.loads(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ppdeploy.agent import disk
-from ppdeploy.agent.clock import now
+from ppdeploy.agent.clock import later, now
 from ppdeploy.agent.messages import MalformedError, generation_from_json, member_from_json
 from ppdeploy.agent.records import Failure, Memory, Record
 
@@ -56,8 +57,9 @@ class SlotFile:
         try:
             if os.fstat(descriptor).st_size < 2 * SLOT:
                 # Real blocks, not a hole: a hole would need space at the worst moment.
-                os.pwrite(descriptor, bytes(2 * SLOT), 0)
-            os.pwrite(descriptor, header + payload, (sequence % 2) * SLOT)
+                _whole(os.pwrite(descriptor, bytes(2 * SLOT), 0), 2 * SLOT)
+            data = header + payload
+            _whole(os.pwrite(descriptor, data, (sequence % 2) * SLOT), len(data))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -69,6 +71,12 @@ class SlotFile:
             return None
         slots = [_slot(data[at : at + SLOT]) for at in (0, SLOT)]
         return max((slot for slot in slots if slot is not None), default=None)
+
+
+def _whole(written: int, wanted: int) -> None:
+    """Refuse a write that a full file system cut short: it is no error to the kernel, and half a promise is none."""
+    if written != wanted:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _slot(data: bytes) -> tuple[int, bytes] | None:
@@ -119,7 +127,7 @@ class Storer:
                 self._slots.write(record_to_bytes(record, now(), self._boot))
             except OSError as error:
                 self.problem = f"the gang's record cannot be stored: {error}"
-                threading.Timer(_RETRY, self._news.set).start()
+                later(_RETRY, self._news.set)
             else:
                 self.stored = record
                 self.problem = ""
@@ -223,10 +231,11 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, data: Any, mode: int = 0o600) -> None:
     """Replace a file by JSON in one step; raise `OSError`."""
     fresh = path.with_name(f".{path.name}.new")
+    text = json.dumps(data, separators=(",", ":")).encode()
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         os.fchmod(descriptor, mode)
-        os.write(descriptor, json.dumps(data, separators=(",", ":")).encode())
+        _whole(os.write(descriptor, text), len(text))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -6,6 +6,7 @@ loop never waits for it (rule 24). What systemd said before the last change coun
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import subprocess
 import threading
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppdeploy.agent import cgroup, ticket
-from ppdeploy.agent.clock import now
+from ppdeploy.agent.clock import later, now
 from ppdeploy.agent.ready import gpu_residue
 from ppdeploy.agent.sight import RankSight
 from ppdeploy.agent.ticket import BLANK, Ticket
@@ -24,6 +25,7 @@ _SETTLING = ("activating", "deactivating", "reloading")
 _REFRESH = 30.0
 _RETRY = 0.3
 _CALL_LIMIT = 20.0
+_SHOW_FAILED = "systemctl show: "
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class RankUnit:
         self._residue = ""
         self._trouble = ""
         self._calls: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+        self._queued: set[str] = set()
+        self._again_soon = False
         self._group = ""
         threading.Thread(target=self._work, name="systemctl", daemon=True).start()
         self._refresh()
@@ -96,7 +100,8 @@ class RankUnit:
         return RankSight(
             known=known,
             processes=len(pids),
-            job=not pids and shown.busy,
+            # A unit that systemd still counts as running is not over, whatever the kernel lists: no start would start.
+            job=not pids and (shown.busy or shown.active == "active"),
             ticket=lying.generation,
             running=consumed.generation,
             release=consumed.release,
@@ -125,6 +130,8 @@ class RankUnit:
         self._trouble = ""
         self._killed_at = float("-inf")
         self._changed()
+        # A stop that comes after this start must not count as queued already.
+        self._queued.discard("stop")
         self._calls.put(("start", "--no-block", self._unit))
 
     def kill(self) -> None:
@@ -133,14 +140,16 @@ class RankUnit:
         self._killed_at = now()
         self._changed()
         if self._group and self._root is not None:
-            cgroup.kill(Path(f"{self._root}{self._group}"), self._unit)
-        self._calls.put(("stop", "--no-block", self._unit))
+            # What cannot be listed now is killed the next time; systemd is told in any case.
+            with contextlib.suppress(OSError):
+                cgroup.kill(Path(f"{self._root}{self._group}"), self._unit)
+        self._queue("stop", "--no-block", self._unit)
 
     def drain(self) -> None:
         """Stop the unit gently, within its own time limit."""
         ticket.revoke(self._ticket)
         self._changed()
-        self._calls.put(("stop", "--no-block", self._unit))
+        self._queue("stop", "--no-block", self._unit)
 
     # The thread that talks to systemd.
 
@@ -150,18 +159,39 @@ class RankUnit:
         self._refresh()
 
     def _refresh(self) -> None:
-        self._calls.put(("show",))
+        self._queue("show")
+
+    def _refresh_soon(self, seconds: float) -> None:
+        """Ask again in a while. One timer is enough: with one for each answer they would become more and more."""
+        if not self._again_soon:
+            self._again_soon = True
+            later(seconds, self._again)
+
+    def _again(self) -> None:
+        self._again_soon = False
+        self._refresh()
+
+    def _queue(self, *call: str) -> None:
+        """Queue a call, unless the same one waits already: a slow systemd must not be owed ever more of them."""
+        if call[0] not in self._queued:
+            self._queued.add(call[0])
+            self._calls.put(call)
 
     def _read_pids(self, shown: Shown) -> set[int]:
         if shown.group:
             self._group = shown.group
-        if not self._group or self._root is None:
+        if not self._group:
             return set()
+        if self._root is None:
+            # A group that cannot be looked into may be full: nothing seen is not nothing there.
+            raise cgroup.NoCgroupError("the control groups' root is not known yet")
         return cgroup.processes(Path(f"{self._root}{self._group}"))
 
     def _work(self) -> None:
         while True:
             call = self._calls.get()
+            # From here on the next such call is another one.
+            self._queued.discard(call[0])
             if call != ("show",):
                 problem = _systemctl(*call)[1]
                 if problem and call[0] == "start":
@@ -178,9 +208,12 @@ class RankUnit:
         asked = now()
         text, problem = _systemctl("show", "-p", _PROPERTIES, self._unit)
         if problem:
-            self._trouble = f"systemctl show: {problem}"
-            threading.Timer(_RETRY * 10, self._refresh).start()
+            self._trouble = f"{_SHOW_FAILED}{problem}"
+            self._refresh_soon(_RETRY * 10)
             return
+        if self._trouble.startswith(_SHOW_FAILED):
+            # It answers again, so how the rank ended is not unknown for that.
+            self._trouble = ""
         values = dict(line.partition("=")[::2] for line in text.splitlines())
         shown = Shown(
             asked_at=asked,
@@ -197,8 +230,10 @@ class RankUnit:
             if not self._residue:
                 self._last_pids = set()
         self._shown = shown
-        if shown.busy or self._residue:
-            threading.Timer(_RETRY, self._refresh).start()
+        if shown.busy or self._residue or (shown.active == "active" and not self._pids):
+            self._refresh_soon(_RETRY)
+        elif self._root is None:
+            self._refresh_soon(_RETRY * 10)
 
     def _find_root(self) -> None:
         own = _own_unit()

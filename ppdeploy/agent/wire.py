@@ -82,7 +82,7 @@ def _parse_reply(data: bytes) -> Reply:
     head, separator, body = data.partition(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
-    if not separator or len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
+    if not separator or len(words) < 2 or not words[0].startswith("HTTP/1.") or not _is_status(words[1]):
         raise ValueError("the answer is no HTTP")
     headers = {}
     for line in lines[1:]:
@@ -95,17 +95,24 @@ def _parse_reply(data: bytes) -> Reply:
     return Reply(int(words[1]), body, headers.get("content-type", ""), headers)
 
 
+def _is_status(word: str) -> bool:
+    # Three digits, no more: a status is told on, in reasons that are stored and sent.
+    return len(word) == 3 and word.isascii() and word.isdigit()
+
+
 def _unchunk(body: bytes) -> bytes:
     whole = bytearray()
+    at = 0
     while True:
-        size_line, separator, body = body.partition(b"\r\n")
-        size = int(size_line.split(b";")[0], 16) if separator else -1
-        if size < 0 or len(body) < size + 2:
+        # By position: what is left is not copied for each chunk, of which there may be a million.
+        end = body.find(b"\r\n", at)
+        size = int(body[at:end].split(b";")[0], 16) if end >= 0 else -1
+        if size < 0 or len(body) < end + 2 + size + 2:
             raise ValueError("the answer was cut short")
         if size == 0:
             return bytes(whole)
-        whole += body[:size]
-        body = body[size + 2 :]
+        whole += body[end + 2 : end + 2 + size]
+        at = end + 2 + size + 2
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -43,9 +43,12 @@ def lengths(reader: Reader) -> Lengths:
             raise reader.wrong("the factor of rope_scaling", found, "a number that any model has")
         factor = found
     longest = int(said * factor)
+    # A second limit, up to which a length that is asked for is accepted too.
+    second = reader.section.get("model_max_length", reader.config.get("model_max_length"))
+    accepted = second if isinstance(second, int) and longest < second <= MOST else longest
     short = reader.number_or_none("original_max_position_embeddings")
     stretched = any(_kind(scaling) == "longrope" for scaling in kinds)
-    return Lengths(longest, short if stretched and short is not None else longest)
+    return Lengths(accepted, short if stretched and short is not None else longest)
 
 
 def _scalings(reader: Reader) -> Iterator[Mapping[str, Any]]:

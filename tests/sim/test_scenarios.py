@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from ppdeploy.agent import head
+from ppdeploy.agent import core, head
+from ppdeploy.agent.actions import Action, SaveRecord
 from ppdeploy.agent.messages import NONE, Member
 from ppdeploy.agent.settings import Settings
-from ppdeploy.agent.sight import ReleaseSight
+from ppdeploy.agent.sight import Local, ReleaseSight
 from tests.sim import faults
-from tests.sim.world import LOAD, Node, World
+from tests.sim.world import LOAD, TICK, Agent, Node, World
 
 CALM = Settings(start_timeout=120.0, drain_timeout=8.0)
 
@@ -262,6 +263,68 @@ def test_a_replaced_machine_of_the_same_name_does_not_speak_for_the_old_one() ->
     assert "answers as another machine" in _remark(world.nodes["n0"])
     world.order_start(world.nodes["n0"], verb="start", release="r1", forget=("n1",))
     assert _seconds(world, _serving(world), 60.0) < LOAD + 25.0
+
+
+@pytest.mark.parametrize("old", ["n0", "n1"])
+def test_a_node_that_is_renamed_is_not_waited_for_under_its_old_name(old: str) -> None:
+    world = _gang(2)
+    node = world.nodes.pop(old)
+    node.name = "renamed"
+    world.nodes["renamed"] = node
+    world.kill_agent(node)
+    order = ["renamed" if name == old else name for name in ("n0", "n1")]
+    world.apply("r1", order)
+    world.run(1.0)
+    world.order_start(world.nodes[order[0]], verb="start", release="r1")
+    assert _seconds(world, _serving(world), 120.0) < 60.0
+
+
+def test_a_node_of_the_next_release_that_is_not_there_yet_leaves_a_gang_that_stood_still_healthy() -> None:
+    world = _gang(2)
+    node = world.nodes["n0"]
+    away = world.add_node("n2")
+    world.isolate(away, 1e6)
+    world.apply("r1", ["n0", "n1", "n2"])
+    world.run(5.0)
+    assert node.agent is not None
+    node.agent.stalled_until = world.now + 3.0
+    world.run(10.0)
+    agent = node.agent
+    assert agent is not None
+    assert not agent.state.unsure
+    assert core.may_serve(agent.state, world.clock(node), world.settings)
+
+
+def test_no_deadline_runs_before_the_ask_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(1, 2, CALM, loss=0.0, slow=0.0, stuck=0.0)
+    act, slow = world.act, [30.0]
+
+    def store_slowly(node: Node, agent: Agent, action: Action) -> None:
+        if isinstance(action, SaveRecord) and action.record.launched and slow[0] > 0:
+            slow[0] -= TICK
+            return
+        act(node, agent, action)
+
+    monkeypatch.setattr(world, "act", store_slowly)
+    world.apply("r0", list(world.nodes))
+    assert world.run(90.0, until=lambda: world.serving_head() is not None), faults.explain(world, "never served")
+    assert not world.nodes["n0"].agent.state.head.restarts  # type: ignore[union-attr]
+
+
+def test_requests_of_others_do_not_keep_the_first_proof_from_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of their steps would make the canary that is out obsolete, and the next one too."""
+    world = World(1, 2, CALM, loss=0.0, slow=0.0, stuck=0.0)
+    look = world.look
+
+    def busy(node: Node) -> Local:
+        seen = look(node)
+        return replace(seen, api=replace(seen.api, counter=world.now)) if seen.api.healthy else seen
+
+    monkeypatch.setattr(world, "look", busy)
+    answer = world.try_canary
+    monkeypatch.setattr(world, "try_canary", lambda *about: world.at(3.0, lambda: answer(*about)))
+    world.apply("r0", list(world.nodes))
+    assert world.run(60.0, until=lambda: world.serving_head() is not None), faults.explain(world, "never served")
 
 
 def test_another_head_takes_over_only_after_the_old_gang_is_gone() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
-from ppdeploy.agent import custody
+from ppdeploy.agent import core, custody
 from ppdeploy.agent.actions import KeepJournal, KillRank
 from ppdeploy.agent.custody import Custody, Orders
-from ppdeploy.agent.messages import RUN, Ask
+from ppdeploy.agent.messages import RUN, Ask, Outcome, answer_from_json, clip, to_json
 from ppdeploy.agent.records import Memory
 from ppdeploy.agent.settings import Settings
-from ppdeploy.agent.sight import Identity, Local, RankSight
+from ppdeploy.agent.sight import Identity, Local, RankSight, ReleaseSight
 from tests.unit.gang_factories import G1, A, B
 
 ME = Identity("c", "p", "a", A.machine_id, A.boot_id)
@@ -70,3 +71,16 @@ def test_what_is_left_of_a_rank_keeps_it_from_being_absent() -> None:
     ):
         assert not custody.is_absent(sight)
     assert custody.is_absent(RankSight(running=G1))
+
+
+def test_what_a_node_says_fits_into_an_answer_however_much_its_driver_complains() -> None:
+    """An answer that peers refuse as malformed would hide the reason, and end the gang by the lease."""
+    long = "GPU 0000:1B:00.0 is lost\n" * 100
+    local = replace(_local(RankSight()), remark=long, ready=False, release=ReleaseSight(problem=""))
+    state = core.begin(local, 1.0, Settings())
+    state = replace(state, custody=replace(state.custody, outcome=Outcome(G1, 1, long, own=True)))
+    said = core.answer(state, local)
+    assert said.outcome is not None
+    assert said.remark.startswith("GPU 0000:1B:00.0 is lost")
+    assert answer_from_json(json.loads(json.dumps(to_json(said)))) == said
+    assert len(clip("x" * 400)) == len(clip("x" * 401)) == 400

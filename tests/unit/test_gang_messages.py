@@ -101,6 +101,9 @@ def test_a_forged_a_replayed_and_a_foreign_answer_prove_nothing() -> None:
         unseal(KEY, nonce, A, PLACE, body.replace(b'"ready":true', b'"ready":null'), signature)
     with pytest.raises(UnprovenError, match="not signed"):
         unseal(KEY, nonce, A, PLACE, body, "")
+    # A stranger at a peer's address may send any bytes as a header; the thread that asks must live on.
+    with pytest.raises(UnprovenError, match="not signed"):
+        unseal(KEY, nonce, A, PLACE, body, "\xe9" * 64)
     with pytest.raises(UnprovenError, match="an old one"):
         unseal(KEY, new_nonce(), A, PLACE, body, signature)
     with pytest.raises(UnprovenError, match="a answers at the address of b"):

@@ -119,8 +119,11 @@ def test_an_address_that_is_not_here_is_an_obstacle() -> None:
         "(APIServer pid=12) ERROR 11-29 19:12:12 [async_llm.py:1] EngineDeadError: EngineCore encountered an issue.",
         "(EngineCore_DP0 pid=1) ERROR 11-29 19:12:12 [core.py:7] EngineCore encountered a fatal error.",
         "ERROR 11-29 19:12:12 [multiproc_executor.py:3] WorkerProc initialization failed due to an exception",
-        "(Worker_PP0 pid=3) ERROR 11-29 19:12:12 [x.py:1] Gloo: Connection closed by peer [192.0.2.2]:33333.",
-        "(EngineCore pid=3) ERROR 11-29 19:12:12 [x.py:1] Worker proc VllmWorker-1 died unexpectedly, shutting down",
+        "(APIServer pid=12) ERROR 11-29 19:12:12 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: Engine",
+        "(EngineCore pid=3952) ERROR 11-29 21:23:32 [core.py:1510] Exception: WorkerProc initialization failed due to",
+        "ERROR 11-30 01:46:42 [multiproc_executor.py:9] RuntimeError: [/p.cc:5] Connection closed by peer [1",
+        "ERROR 11-29 19:12:12 [multiproc_executor.py:315] Worker proc VllmWorker-1 died unexpectedly (exit code: -9)",
+        "(APIServer pid=3) ERROR 11-29 19:12:12 [v1/engine/core_client.py:1] Engine core proc EngineCore_DP0 died",
     ],
 )
 def test_a_dead_engine_is_read_from_vllms_own_error_lines(line: str) -> None:
@@ -133,6 +136,10 @@ def test_a_dead_engine_is_read_from_vllms_own_error_lines(line: str) -> None:
         "INFO 11-29 19:12:12 [logger.py:1] Received request: prompt: 'ERROR 11-29 19:12:12 EngineDeadError'",
         "EngineDeadError",
         "ERROR 11-29 19:12:12 [serving.py:1] Error in preprocessing prompt inputs",
+        # vLLM tells as an error which model a client asked for, and a client may ask for any.
+        "ERROR 11-30 12:00:00 [serving.py:274] Error with model The model `EngineDeadError` does not",
+        "(APIServer pid=12) ERROR 11-30 12:00:00 [serving.py:274] EngineDeadError",
+        "(EngineCore pid=3) ERROR 11-30 12:00:00 [core.py:2056] ValueError: no grammar: Worker proc x died",
         "",
     ],
 )
@@ -163,14 +170,18 @@ def test_a_folder_that_is_a_link_or_not_ours_is_not_written_to(tmp_path: Path) -
 class _Api(BaseHTTPRequestHandler):
     counter = 5.0
     fail = False
+    models = b'{"data": [{"id": "m", "max_model_len": 100}]}'
     asked: list[dict[str, object]]
 
+    models_asked = 0
+
     def do_GET(self) -> None:
+        type(self).models_asked += self.path == "/v1/models"
         bodies = {
             "/health": b"",
             "/metrics": b'# HELP x\nvllm:iteration_tokens_total_count{engine="0"} %g\nvllm:other 1\n'
             % type(self).counter,
-            "/v1/models": b'{"data": [{"id": "m", "max_model_len": 100}]}',
+            "/v1/models": type(self).models,
         }
         self._reply(200, bodies[self.path])
 
@@ -191,6 +202,7 @@ class _Api(BaseHTTPRequestHandler):
 @pytest.fixture
 def api() -> Iterator[int]:
     _Api.asked = []
+    _Api.models_asked = 0
     _Api.fail = False
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Api)
     thread = threading.Thread(target=server.serve_forever)
@@ -240,6 +252,25 @@ def test_a_canary_that_is_refused_is_tried_again_and_proves_nothing(api: int) ->
     _wait("the canary was not repeated", 6.0, lambda: len(_Api.asked) >= 2)
     assert watch.sight().canary_id == 0
     _Api.fail = False
+    _wait("the canary did not come back", 6.0, lambda: watch.sight().canary_id == 1)
+
+
+@pytest.mark.parametrize(
+    "models",
+    [b'{"error": "x"}', b"[]", b'{"data": [1]}', b'{"data": [{"max_model_len": 1e999}]}', b"[" * 100_000],
+)
+def test_what_the_api_says_of_its_models_ends_no_thread(
+    api: int, models: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    monkeypatch.setattr(_Api, "models", models)
+    watch = engine.Engine()
+    watch.watch(engine.Target("127.0.0.1", api, "m"))
+    watch.canary(1, full_size=True)
+    _wait("the canary was not repeated", 9.0, lambda: ended or _Api.models_asked >= 2)
+    assert not ended
+    monkeypatch.setattr(_Api, "models", b'{"data": [{"max_model_len": 100}]}')
     _wait("the canary did not come back", 6.0, lambda: watch.sight().canary_id == 1)
 
 

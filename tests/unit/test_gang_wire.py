@@ -121,6 +121,8 @@ def test_an_answer_that_trickles_is_too_late() -> None:
         b"",
         b"nonsense\r\n\r\n",
         b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 " + b"9" * 3000 + b" x\r\n\r\n",
+        b"HTTP/1.1 \xb2\xb2\xb2 x\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
         b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000,
@@ -138,6 +140,13 @@ def test_chunks_are_put_together() -> None:
     port, thread = _serve_once(lambda peer: peer.sendall(data))
     assert wire.get("127.0.0.1", port, "/", 2.0).body == b"abcde"
     thread.join()
+
+
+def test_a_million_chunks_take_no_minutes() -> None:
+    data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 300_000 + b"0\r\n\r\n"
+    begin = time.process_time()
+    assert len(wire._parse_reply(data).body) == 300_000
+    assert time.process_time() - begin < 5.0
 
 
 def _peer(name: str = "a") -> Member:

@@ -38,6 +38,10 @@ def tiny(**changes: Any) -> ModelShape:
         ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 1024}, 4096, 1024),
         ({"rope_scaling": None, "original_max_position_embeddings": 1024}, 4096, 4096),
         ({"max_position_embeddings": None}, None, None),
+        # A second limit counts for a length that is asked for.
+        ({"model_max_length": 16384}, 16384, 4096),
+        ({"model_max_length": 1024}, 4096, 4096),
+        ({"model_max_length": 1e30}, 4096, 4096),
         ({"rope_scaling": "x"}, 4096, 4096),
     ],
 )

@@ -93,7 +93,8 @@ def test_every_shell_script_passes_shellcheck() -> None:
 
 
 def test_every_script_can_be_executed_and_stops_at_the_first_error() -> None:
-    for script in shell_scripts():
+    # Rendered files have the mode that the plan gives them on a host, and are for any sh.
+    for script in (one for one in shell_scripts() if "golden" not in one.parts):
         assert script.stat().st_mode & stat.S_IXUSR, f"chmod +x {script.relative_to(ROOT)}"
         assert re.search(r"^set -(?:eu|u)o pipefail$", script.read_text(), re.MULTILINE), script.relative_to(ROOT)
 
