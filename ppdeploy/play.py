@@ -328,6 +328,11 @@ def net_report_of_play(
     return {"report": report.document(), "kept": kept, "lost": list(lost)}
 
 
+def net_document(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report of `net_report_of_play` as plain data, after it went through a play."""
+    return dict(_plain(report))
+
+
 def net_running(seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the pipelines that a test would disturb, with the hosts on which a rank runs, in words.
 

@@ -109,6 +109,11 @@ def net_running(groups: Mapping[str, list[str]], seen: Mapping[str, Mapping[str,
     return play.net_running({host: {**own, "pipeline": pipeline_of(groups, host)} for host, own in seen.items()})
 
 
+def network(report: Mapping[str, Any]) -> list[str]:
+    """Return what was measured of the network, as lines."""
+    return net_lines(play.net_document(report))
+
+
 def public_names(names: Iterable[str]) -> list[str]:
     """Return the variable names without those of secrets, which no plan may see."""
     secret = secret_variable_names()
@@ -140,5 +145,5 @@ class FilterModule:
             "ppdeploy_net_request": _told(play.net_request_of_play),
             "ppdeploy_net_running": _told(net_running),
             "ppdeploy_net_report": _told(play.net_report_of_play),
-            "ppdeploy_net_lines": net_lines,
+            "ppdeploy_net_lines": network,
         }
