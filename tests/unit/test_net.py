@@ -23,7 +23,7 @@ from ppdeploy.net import (
     whole_limit,
 )
 from ppdeploy.plan.types import NetworkCost, Outlook
-from ppdeploy.play import make_plan, net_report_of_play, net_request_of_play, net_running
+from ppdeploy.play import make_plan, net_document, net_report_of_play, net_request_of_play, net_running
 from tests.factories import make_cluster
 from tests.factories_plan import make_complete_plan, make_pipeline_spec, make_source, make_spec
 from tests.unit.net_views import FABRIC, TIME, judged, pair, planned, report, run, seen, sizes
@@ -282,6 +282,17 @@ def test_the_play_judges_keeps_and_tells(tmp_path: Path) -> None:
     kept = found["kept"]["tiny"]
     assert kept["path"] == str(tmp_path.resolve() / ".ppdeploy" / "tiny-net.json")
     assert json.loads(kept["text"])["pipelines"][0]["pipeline"] == "tiny"
+
+
+class Lazy(dict[str, Any]):
+    """As Ansible's containers: the values are only there for who asks in Python's way, and pydantic does not."""
+
+    def items(self) -> Any:
+        return {name: report().document()[name] for name in self}.items()
+
+
+def test_a_report_that_went_through_a_play_can_be_read() -> None:
+    assert NetReport.model_validate(net_document(Lazy(dict.fromkeys(report().document())))) == report()
 
 
 # ---- what is left alone
