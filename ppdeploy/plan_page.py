@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ppdeploy import __version__
+from ppdeploy.bench_report import refined_text, seconds_text, speed_text
 from ppdeploy.plan.types import Curve, PipelinePlan, Plan, Speed, StageLink, StageMemory
 from ppdeploy.plan.words import gib_text
 from ppdeploy.plan_report import (
@@ -19,8 +20,6 @@ from ppdeploy.plan_report import (
     memory_parts,
     outlook_note,
     rate_text,
-    seconds_text,
-    speed_text,
 )
 
 PAGES = Path(__file__).resolve().parent / "pages"
@@ -72,7 +71,7 @@ def _pipeline(pipeline: PipelinePlan) -> dict[str, Any]:
             for speed in outlook.speeds
         ],
         "charts": list(_charts(outlook.curves)),
-        "advice": list(advice(pipeline)),
+        "advice": [*([refined_text(outlook.refinement)] if outlook.refinement else []), *advice(pipeline)],
         "findings": [
             {"verdict": finding.verdict, "text": finding.sentence()}
             for finding in sorted(pipeline.findings, key=lambda finding: order.index(finding.verdict))

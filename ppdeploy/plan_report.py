@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ppdeploy.bench_report import refinement_text, seconds_text, speed_text
 from ppdeploy.plan.types import Model, Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory
 from ppdeploy.plan.words import gib_text
 from ppdeploy.render import file_path, stages_text
@@ -62,16 +63,6 @@ def link_text(link: StageLink) -> str:
     one_way = link.measured_latency_seconds
     latency = "" if one_way is None else f" and {one_way * 1e3:.2g} ms one way"
     return f"{rate}, measured {measured}{latency} on {link.measured_at[:10]}"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time of two or three digits with its unit."""
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def speed_text(tokens_per_second: float) -> str:
-    """Return tokens/s of as many digits as mean anything."""
-    return f"{tokens_per_second:.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.2g}"
 
 
 def model_text(model: Model) -> str:
@@ -273,6 +264,12 @@ def _speed(pipeline: PipelinePlan) -> Iterator[RenderableType]:
     for speed in outlook.speeds:
         table.add_row(*_cells(speed))
     yield Padding(table, (0, 0, 0, 2), expand=False)
+    if outlook.refinement:
+        yield Text(f"{refinement_text(outlook.refinement)}:")
+        better = plain_table("users", "first token", "each further", "tokens/s")
+        for speed in outlook.refinement.speeds:
+            better.add_row(*_cells(speed))
+        yield Padding(better, (0, 0, 0, 2), expand=False)
     yield from (Text(f"- {line}") for line in advice(pipeline))
 
 

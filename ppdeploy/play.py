@@ -9,19 +9,33 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from ppdeploy import locks
 from ppdeploy.agent.build import agent_pyz
+from ppdeploy.benches import bench_file, bench_text, read_benches
 from ppdeploy.errors import InputError
 from ppdeploy.facts import NodeFacts
 from ppdeploy.model import Loading
 from ppdeploy.net import NetReport, kept_file, kept_links, measured_links, node_request, rounds, with_sentence
 from ppdeploy.net import judge as judge_net
 from ppdeploy.paths import cache_dir
-from ppdeploy.plan import Plan, build_plan, facts_request
+from ppdeploy.plan import BenchRun, Plan, build_plan, facts_request, speed_models
+from ppdeploy.plan.bench import (
+    AskedLoad,
+    BenchAsk,
+    asked_loads,
+    bench_argv,
+    bench_failures,
+    bench_load,
+    circumstances,
+)
 from ppdeploy.plan.measured import MeasuredLink
+from ppdeploy.plan.refinement import predicted
 from ppdeploy.plan.types import NodePlan, PipelinePlan
 from ppdeploy.render import complete, release_folder, release_json, render, sidecar_values, template_values
 from ppdeploy.smoke import judge, side_by_side
@@ -106,26 +120,41 @@ def make_plan(
     latency_seconds: float | None = None,
     measured: Mapping[str, Sequence[MeasuredLink]] | None = None,
     curves: bool = False,
+    benches: Sequence[BenchRun] = (),
 ) -> Plan:
     """Return the complete plan, with release digests and the work left on each node.
 
-    `latency_seconds`, `measured` and `curves` are for the predicted speed alone: see `ppdeploy.plan.expect`. Where
-    `measured` is None, links are as `ppdeploy net` measured them last.
+    `latency_seconds`, `measured`, `curves` and `benches` are for the predicted speed alone: see `ppdeploy.plan.build`.
+    Where `measured` is None, links are as `ppdeploy net` measured them last.
     """
     if measured is None:
-        measured = {pipeline.name: kept_links(spec.inventory_dir, pipeline.name) for pipeline in spec.pipelines}
-    plan = build_plan(spec, facts, models, latency_seconds=latency_seconds, measured=measured, curves=curves)
-    return complete(plan, facts)
+        measured = measured_of(spec)
+    made = build_plan(
+        spec, facts, models, latency_seconds=latency_seconds, measured=measured, curves=curves, benches=benches
+    )
+    return complete(made, facts)
+
+
+def measured_of(spec: Spec) -> dict[str, tuple[MeasuredLink, ...]]:
+    """Return the links of each pipeline as `ppdeploy net` measured them last."""
+    return {pipeline.name: kept_links(spec.inventory_dir, pipeline.name) for pipeline in spec.pipelines}
 
 
 def plan_of_play(
-    inventory: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]], token: str | None = None
+    inventory: Mapping[str, Any],
+    facts: Mapping[str, Mapping[str, Any]],
+    token: str | None = None,
+    bench: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what a play keeps: the plan as data, and each node's slice for the roles."""
+    """Return what a play keeps: the plan as data, and each node's slice for the roles.
+
+    `bench` is what a benchmark is asked for (`BenchAsk`), where the play is one.
+    """
     spec = spec_of_play(inventory)
     typed = {host: NodeFacts.from_module(host, values) for host, values in facts.items()}
     models = resolve_models(spec, token)
-    plan = make_plan(spec, typed, models)
+    plan = make_plan(spec, typed, models, benches=read_benches(spec.inventory_dir))
+    asked = bench_slices(spec, typed, models, bench_ask(bench)) if bench else {}
     nodes = {}
     for pipeline in plan.pipelines:
         text = release_json(pipeline)
@@ -135,8 +164,93 @@ def plan_of_play(
                 "model": model_slice(pipeline, node, models[pipeline.name]),
                 "venv": venv_slice(spec.pipeline(pipeline.name), pipeline, node),
                 "agent": agent_slice(spec, node),
+                **({"bench": asked[pipeline.name]} if asked else {}),
             }
     return {"plan": plan.model_dump(mode="json"), "nodes": nodes}
+
+
+def bench_ask(words: Mapping[str, Any]) -> BenchAsk:
+    """Return what a benchmark is asked for; InputError for what is no such thing."""
+    try:
+        return BenchAsk.model_validate(_plain(words))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(
+            f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
+            where="ppdeploy__bench",
+            remedy="write it such as {users: [1, 8, 32], input: 1024, output: 128}",
+        ) from error
+
+
+def bench_slices(
+    spec: Spec, facts: Mapping[str, NodeFacts], models: Mapping[str, ModelSource], ask: BenchAsk
+) -> dict[str, dict[str, Any]]:
+    """Return what the play of a benchmark needs for each pipeline: its loads with command and prediction."""
+    found = {}
+    for name, (pipeline, model) in speed_models(spec, facts, models, measured=measured_of(spec)).items():
+        loads = asked_loads(ask.users, ask.input, ask.output, pipeline.capacity.max_model_len, ask.prompts)
+        url = f"http://127.0.0.1:{pipeline.api_port}"
+        found[name] = {
+            "force": ask.force,
+            "timeout": ask.timeout,
+            "loads": [
+                AskedLoad(
+                    users=load.concurrency,
+                    input_tokens=load.input_tokens,
+                    output_tokens=load.output_tokens,
+                    prompts=load.total(),
+                    argv=bench_argv(
+                        load,
+                        vllm=f"{pipeline.environment.directory}/bin/vllm",
+                        url=url,
+                        served_model_name=pipeline.served_model_name,
+                        tokenizer=pipeline.model.directory,
+                        vllm_args=spec.pipeline(name).vars.vllm_args,
+                    ),
+                    predicted=predicted(model, load) if model else None,
+                ).model_dump(mode="json")
+                for load in loads
+            ],
+        }
+    return found
+
+
+def bench_of_play(
+    plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]], directory: str, now: datetime
+) -> dict[str, Any]:
+    """Return what a benchmark came to: each pipeline's `BenchRun`, the file to keep it in, and what failed.
+
+    `plan` is what `plan_of_play` returned, `seen` holds for each host what its tasks registered, `directory` is the
+    inventory's, `now` the time in UTC.
+    """
+    typed = Plan.model_validate(_plain(plan["plan"]))
+    runs, files, failures = [], {}, []
+    for pipeline in typed.pipelines:
+        own = _plain(seen.get(pipeline.head, {}))
+        asked = [AskedLoad.model_validate(_plain(load)) for load in plan["nodes"][pipeline.head]["bench"]["loads"]]
+        warmed = own.get("ppdeploy__warmed") or {}
+        if not warmed.get("ok"):
+            failures.append(f"pipeline {pipeline.name}: {warmed.get('reason') or 'it was not asked'}")
+            continue
+        told = {outcome["users"]: outcome for outcome in own.get("ppdeploy__measured") or ()}
+        loads = [bench_load(load, told[load.users]["measured"]) for load in asked if _has_result(told, load)]
+        failures += bench_failures(pipeline.name, asked, told, loads)
+        if loads:
+            run = BenchRun(
+                pipeline=pipeline.name,
+                time=f"{now:%Y-%m-%dT%H:%M:%SZ}",
+                release=pipeline.release,
+                seed=int(own["ppdeploy__seed"]),
+                circumstances=circumstances(pipeline),
+                loads=tuple(loads),
+            )
+            runs.append(run.model_dump(mode="json"))
+            files[pipeline.name] = {"path": str(bench_file(Path(directory), run)), "text": bench_text(run)}
+    return {"runs": runs, "files": files, "failures": failures}
+
+
+def _has_result(told: Mapping[int, Mapping[str, Any]], load: AskedLoad) -> bool:
+    return bool(told.get(load.users, {}).get("measured"))
 
 
 def node_slice(pipeline: PipelinePlan, node: NodePlan, facts: NodeFacts, release_text: str) -> dict[str, Any]:

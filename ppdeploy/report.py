@@ -77,6 +77,7 @@ def apply_report(pipelines: Sequence[Mapping[str, Any]], changed: Mapping[str, i
 def plain_table(*headings: str) -> Table:
     """Return an empty table without lines; columns of numbers go to the right."""
     numbers = {"rank", "Mbit/s", "MTU", "tokens/s", "users", "first token", "each further"}
+    numbers |= {"predicted", "ratio", "refined", "p99 of it", "requests"}
     table = Table(show_header=True, header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")

@@ -11,6 +11,7 @@ from pathlib import Path
 from ppdeploy.errors import InputError
 from ppdeploy.facts import Nic, NodeFacts
 from ppdeploy.model import Loading
+from ppdeploy.plan.bench import BenchRun
 from ppdeploy.plan.gpus import MIB, find_gpu
 from ppdeploy.plan.types import NodePlan, Plan
 from ppdeploy.short_facts import ShortFacts, make_facts, make_gpu, make_nic, rate_mbit
@@ -38,6 +39,8 @@ class Case:
     latency_seconds: float | None = None
     assumed: tuple[str, ...] = ()
     """Hosts whose facts nobody read."""
+    benches: Sequence[BenchRun] = ()
+    """The cluster's own benchmarks; those that fit a plan refine what it predicts."""
 
 
 def change(case: Case, plan: Plan, words: Sequence[str], token: str | None = None) -> Case:

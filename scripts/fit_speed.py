@@ -11,15 +11,15 @@ The measurements are those of docs/speed.md: vLLM 0.26.0, two H200, a shaped lin
 from __future__ import annotations
 
 import math
-import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppdeploy.plan.gpus import MIB, find_gpu
+from ppdeploy.plan.least_squares import least_squares
 from ppdeploy.plan.network import SOCKET_BITS, Link, handoff_bytes
 from ppdeploy.plan.serving import Load, Pipeline, Prediction, Settings, predict
 from ppdeploy.plan.speed import CONSTANTS, Constants, StageLoad
@@ -163,51 +163,14 @@ def fit() -> tuple[Constants, float]:
     """
     names = [field.name for field in fields(Constants) if field.name != "stage_overhead"]
 
-    def left_over(logs: list[float]) -> list[float]:
+    def left_over(logs: Sequence[float]) -> list[float]:
         values = [math.exp(value) for value in logs]
         constants = Constants(**dict(zip(names, values[:-1], strict=True)))
         return [error for *_, error in errors(FITTED, constants, values[-1])]
 
-    best = [math.log(value) for value in (0.7, 0.8, 0.01, 20e9)]
-    damping = 1e-3
-    residuals = left_over(best)
-    for _ in range(12):
-        nudge = 1e-4
-        slopes = [
-            [
-                (after - before) / nudge
-                for before, after in zip(
-                    residuals, left_over([*best[:i], best[i] + nudge, *best[i + 1 :]]), strict=True
-                )
-            ]
-            for i in range(len(best))
-        ]
-        normal = [[sum(map(operator.mul, one, other)) for other in slopes] for one in slopes]
-        for i in range(len(best)):
-            normal[i][i] += damping
-        downhill = [-sum(map(operator.mul, slope, residuals)) for slope in slopes]
-        trial = [value + move for value, move in zip(best, solve(normal, downhill), strict=True)]
-        found = left_over(trial)
-        if sum(e * e for e in found) < sum(e * e for e in residuals):
-            best, residuals, damping = trial, found, damping / 3
-        else:
-            damping *= 5
+    best = least_squares(left_over, [math.log(value) for value in (0.7, 0.8, 0.01, 20e9)])
     values = [math.exp(value) for value in best]
     return Constants(**dict(zip(names, values[:-1], strict=True))), values[-1]
-
-
-def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small system of linear equations by elimination; the matrix is positive definite."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    size = len(rows)
-    for i in range(size):
-        for j in range(i + 1, size):
-            factor = rows[j][i] / rows[i][i]
-            rows[j] = [b - factor * a for a, b in zip(rows[i], rows[j], strict=True)]
-    found = [0.0] * size
-    for i in reversed(range(size)):
-        found[i] = (rows[i][size] - sum(rows[i][j] * found[j] for j in range(i + 1, size))) / rows[i][i]
-    return found
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ if (ROOT / "ppdeploy" / "play.py").is_file() and str(ROOT) not in sys.path:
 try:
     import ppdeploy
     from ppdeploy import play
+    from ppdeploy.bench_report import bench_lines
     from ppdeploy.errors import InputError, PpdeployError
     from ppdeploy.gang import gang_status
     from ppdeploy.gang_report import status_lines
@@ -114,6 +115,12 @@ def network(report: Mapping[str, Any]) -> list[str]:
     return net_lines(play.net_document(report))
 
 
+def bench_report(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]], directory: str) -> dict[str, Any]:
+    """Return what a benchmark came to, and as lines; see `play.bench_of_play`."""
+    found = play.bench_of_play(plan, seen, directory, datetime.now(UTC))
+    return {**found, "lines": [*bench_lines(found["runs"]), *found["failures"]]}
+
+
 def public_names(names: Iterable[str]) -> list[str]:
     """Return the variable names without those of secrets, which no plan may see."""
     secret = secret_variable_names()
@@ -141,6 +148,7 @@ class FilterModule:
             "ppdeploy_facts_request": _told(play.request_of_play),
             "ppdeploy_plan": _told(play.plan_of_play),
             "ppdeploy_push": _told(push_argv),
+            "ppdeploy_bench_report": _told(bench_report),
             "ppdeploy_smoke_report": _told(play.smoke_of_play),
             "ppdeploy_net_request": _told(play.net_request_of_play),
             "ppdeploy_net_running": _told(net_running),

@@ -16,9 +16,13 @@ def read(path: Path) -> Command:
     return _command(read_json(path)) or Command()
 
 
-def give(path: Path, verb: str, release: str = "", forget: tuple[str, ...] = ()) -> Command:
-    """Write the next command and return it; raise `OSError`."""
-    command = Command(read(path).serial + 1, verb, release, forget)
+def give(path: Path, verb: str, release: str = "", forget: tuple[str, ...] = (), handled: int = 0) -> Command:
+    """Write the next command and return it; raise `OSError`.
+
+    `handled` is the last serial that this node's agent has handled as a head: where the last word was lost, a serial
+    that began anew would never be read.
+    """
+    command = Command(max(read(path).serial, handled) + 1, verb, release, forget)
     data: dict[str, Any] = {
         "serial": command.serial,
         "verb": command.verb,

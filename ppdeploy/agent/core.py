@@ -14,7 +14,7 @@ from ppdeploy.agent.actions import Action
 from ppdeploy.agent.contact import Contact, Poll
 from ppdeploy.agent.custody import Custody, Orders
 from ppdeploy.agent.head import Head, Room
-from ppdeploy.agent.messages import Answer, Ask, Member
+from ppdeploy.agent.messages import Answer, Ask, Member, clip
 from ppdeploy.agent.settings import Settings
 from ppdeploy.agent.sight import STOP as STOP_VERB
 from ppdeploy.agent.sight import Local
@@ -64,6 +64,7 @@ def answer(state: State, local: Local) -> Answer:
     held = local.command.verb == STOP_VERB
     problem = local.release.problem
     obeyed = custody.obeyed_head(local)
+    rank, outcome = custody.view(state.custody, local), custody.outcome(state.custody, local)
     return Answer(
         cluster=identity.cluster,
         pipeline=identity.pipeline,
@@ -73,11 +74,11 @@ def answer(state: State, local: Local) -> Answer:
         loop_age=0.0,
         prepared="" if problem else local.release.digest,
         ready=local.ready and not held and not problem,
-        remark="stopped by the operator on this node" if held else problem or local.remark,
+        remark=clip("stopped by the operator on this node" if held else problem or local.remark),
         promised=memory.promised,
         started=memory.started,
-        rank=custody.view(state.custody, local),
-        outcome=custody.outcome(state.custody, local),
+        rank=replace(rank, detail=clip(rank.detail)),
+        outcome=replace(outcome, reason=clip(outcome.reason)) if outcome else None,
         known=memory.known,
         obeys=obeyed.name if obeyed else "",
         ask=head.ask(state.head, local.stored_record),
@@ -122,7 +123,10 @@ def _hear(state: State, polls: Sequence[Poll], local: Local, now: float, setting
         if poll.peer in contacts:
             contacts[poll.peer] = contact.update(contacts[poll.peer], poll, now, settings)
     if unsure:
-        unsure = any(known.answer is None for known in contacts.values())
+        # Of a gang that runs, its own members have to answer; one that a prepared release adds may not be there yet.
+        record = state.head.record
+        running = {member.name for member in record.members} if record.launched else set(contacts)
+        unsure = any(known.answer is None for name, known in contacts.items() if name in running)
     return replace(state, contacts=contacts, unsure=unsure)
 
 

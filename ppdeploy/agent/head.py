@@ -101,7 +101,7 @@ def next_generation(record: Record, heard: list[GenerationId], salt: int) -> Gen
 
 def begin(record: Record, now: float, settings: Settings) -> Head:
     """Return the head of an agent that has just begun, which takes over whatever its record says."""
-    head = Head(record=record, since=now, progress=progress.begin(now, settings))
+    head = Head(record=record, since=now, progress=progress.begin(now, settings, record.stall_limit))
     if record.launched:
         # No deadline is older than this agent; a rank that is there is adopted, never restarted.
         head = replace(head, launched_at=now, start_head=True, head_asked_at=now, resumed=True, retry_at=now)
@@ -310,7 +310,7 @@ def _node_obstacles(node: Member, digest: str, record: Record, room: Room) -> li
 def _launch(head: Head, room: Room) -> Head:
     release = room.local.release
     members = tuple(replace(node, boot_id=room.answers[node.name].boot_id) for node in release.nodes)
-    record = replace(head.record, launched=True, release=release.digest, members=members)
+    record = replace(head.record, launched=True, release=release.digest, members=members, stall_limit=0.0)
     return replace(
         head,
         record=record,
@@ -330,6 +330,9 @@ def _launch(head: Head, room: Room) -> Head:
 
 
 def _while_launched(head: Head, room: Room, actions: list[Action]) -> Head:
+    if head.phase == STARTING and _decision(head.record) != _decision(room.local.stored_record):
+        # Nobody can read the ask before it is stored, so no deadline runs while a slow disk takes its time.
+        head = replace(head, launched_at=room.now)
     fault = _fault(head, room)
     if fault is not None:
         return _fail(head, room, fault)
@@ -366,7 +369,7 @@ def _while_starting(head: Head, room: Room) -> Head:
     missing = [m.name for m in head.record.members if not _runs(room.answers.get(m.name), generation)]
     if not missing:
         remark = "every rank has a live process; waiting for the API"
-        began = progress.begin(room.now, room.settings)
+        began = progress.begin(room.now, room.settings, head.record.stall_limit)
         return replace(head, phase=PROBING, remark=remark, progress=began)
     head = replace(head, remark=f"waiting for the rank of {', '.join(missing)} to start")
     if missing == [me] and not head.start_head:
@@ -380,13 +383,17 @@ def _while_probing(head: Head, room: Room, actions: list[Action]) -> Head:
         recovered = room.now - head.failed_at if head.failed_at > _NEVER else head.recovered
         return replace(
             head,
+            # Stored, since the next life of this agent sees no full-size prefill before it judges.
+            record=replace(head.record, stall_limit=proof.limit),
             phase=SERVING,
             serving_since=room.now,
             recovered=recovered,
             failed_at=_NEVER,
             remark=f"tokens proven; a canary may take {proof.limit:.0f} s",
         )
-    if api.healthy and not progress.outstanding(proof):
+    if api.healthy and proof.canary_id == proof.returned:
+        # One that is out is tried until it is answered. Steps that others cause do not make it obsolete: a new one
+        # each time would never come back on a busy engine.
         proof = progress.sent(proof, room.now)
         actions.append(SendCanary(proof.canary_id, full_size=True))
     return replace(head, progress=proof, remark=api.error or "waiting for the first token")
@@ -543,10 +550,21 @@ def _with_news(record: Record, room: Room) -> tuple[Member, ...]:
     """Return the nodes that may hold a rank: of the release, of the record, and known to nodes (rules 9, 10)."""
     told = tuple(member for answer in room.answers.values() for member in answer.known)
     members: dict[tuple[str, str], Member] = {}
+    # A machine that the release names otherwise was renamed: under its new name it speaks for the same rank, and under
+    # its old one nobody ever answers again.
+    named = {node.machine_id for node in room.local.release.nodes}
+    told_of = [member for member in (*record.members, *told) if not _renamed(member, room.local.release.nodes, named)]
     # The release comes first, since it has the newest address of a node.
-    for member in (*room.local.release.nodes, *record.members, *told):
+    for member in (*room.local.release.nodes, *told_of):
         if member.machine_id not in record.forgotten:
             key = (member.name, member.machine_id)
             if key not in members:
                 members[key] = replace(member, boot_id="") if member.boot_id else member
     return tuple(members.values())
+
+
+def _renamed(member: Member, nodes: tuple[Member, ...], named: set[str]) -> bool:
+    """Whether the release has this very machine under another name (a plan refuses two nodes of one machine id)."""
+    if not member.machine_id or member.machine_id not in named:
+        return False
+    return all(node.machine_id != member.machine_id or node.name != member.name for node in nodes)

@@ -32,6 +32,7 @@ KEPT_NEWEST = 4
 KEPT_BYTES = 2 << 20
 """The end of a rank's journal that is kept, in bytes; the start-up of a rank is far shorter."""
 _KEPT_LINES = 20_000
+_KEPT_SECONDS = 60.0
 
 
 def death(line: str) -> str:
@@ -127,14 +128,40 @@ class Keeper:
         invocation = shown.stdout.strip()
         if not invocation:
             return b"(systemd names no run of the unit)\n"
-        done = subprocess.run(
+        return last_bytes(
             [
                 "journalctl", "--output=short-iso-precise", "--no-pager", f"--lines={_KEPT_LINES}",
                 f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}",
             ],
-            capture_output=True, timeout=60, check=True,
+            KEPT_BYTES,
         )  # fmt: skip
-        return done.stdout[-KEPT_BYTES:]
+
+
+def last_bytes(command: list[str], limit: int) -> bytes:
+    """Return the last `limit` bytes that a command prints, never holding more than about twice as many.
+
+    A rank may log whole prompts, so that its last lines are far larger than what is kept. Raises `OSError` and
+    `CalledProcessError`, also when the command takes longer than a minute.
+    """
+    end = bytearray()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as tool:
+        assert tool.stdout is not None
+        late = threading.Timer(_KEPT_SECONDS, tool.kill)
+        late.daemon = True
+        late.start()
+        try:
+            while True:
+                piece = tool.stdout.read(1 << 16)
+                if not piece:
+                    break
+                end += piece
+                if len(end) > 2 * limit:
+                    del end[:-limit]
+        finally:
+            late.cancel()
+    if tool.returncode:
+        raise subprocess.CalledProcessError(tool.returncode, command[0])
+    return bytes(end[-limit:])
 
 
 def folder_name(generation: GenerationId) -> str:

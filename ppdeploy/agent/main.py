@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ppdeploy.agent import command, config, rank, store, ticket, wire
+from ppdeploy.agent.clock import now
 from ppdeploy.agent.version import VERSION
 
 
@@ -74,7 +75,8 @@ def _end_on_bug(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _order(settings: config.Config, options: argparse.Namespace) -> None:
-    given = command.give(settings.command, options.word, options.release, tuple(options.forget))
+    handled = store.record_from_bytes(store.SlotFile(settings.record).read(), now(), "").serial
+    given = command.give(settings.command, options.word, options.release, tuple(options.forget), handled)
     sys.stdout.write(json.dumps({"serial": given.serial, "verb": given.verb}) + "\n")
 
 

@@ -115,6 +115,11 @@ class Answer:
     version: str = ""
 
 
+def clip(text: str) -> str:
+    """Return the beginning of a text, as much as an answer may hold: a driver may complain at any length."""
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+
+
 class MalformedError(ValueError):
     """A message that no agent would send; `str()` says which field is wrong."""
 

@@ -43,9 +43,12 @@ class Progress:
     limit: float = 15.0
 
 
-def begin(now: float, settings: Settings) -> Progress:
-    """Return the progress of an engine of which nothing has been seen yet."""
-    return Progress(began=now, good_at=now, limit=settings.stall)
+def begin(now: float, settings: Settings, limit: float = 0.0) -> Progress:
+    """Return the progress of an engine of which nothing has been seen yet.
+
+    `limit` (seconds) is what an earlier life of the agent measured for this very generation, 0 for none.
+    """
+    return Progress(began=now, good_at=now, limit=max(settings.stall, limit))
 
 
 def observe(progress: Progress, sight: ApiSight, now: float, settings: Settings) -> Progress:
@@ -56,7 +59,7 @@ def observe(progress: Progress, sight: ApiSight, now: float, settings: Settings)
     if sight.canary_id > progress.returned:
         # The first canary is a full-size prefill: its time sets how long a step may take here.
         if progress.returned == 0:
-            progress = replace(progress, limit=max(settings.stall, settings.stall_factor * sight.canary_seconds))
+            progress = replace(progress, limit=max(progress.limit, settings.stall_factor * sight.canary_seconds))
         progress = replace(progress, returned=sight.canary_id, moved_at=now)
     return progress
 

@@ -40,7 +40,8 @@ class Record:
     `members` are all nodes that may hold a rank of this generation or, while it is not launched, of an
     earlier one. `wanted` is `run` or `stop`; `serial` is the last operator command handled; `failed` is
     the terminal reason. `streak` counts generations in a row that did not settle; `series` is the first
-    of the generations that failed since all was last well, whose journals are kept.
+    of the generations that failed since all was last well, whose journals are kept. `stall_limit` (seconds) is how
+    long a canary may take in this generation, 0 before it was measured.
     """
 
     generation: GenerationId = NONE
@@ -56,3 +57,4 @@ class Record:
     series: GenerationId = NONE
     forgotten: tuple[str, ...] = ()
     last_reason: str = ""
+    stall_limit: float = 0.0

@@ -174,6 +174,8 @@ def record_from_bytes(payload: bytes | None, moment: float, boot_id: str) -> Rec
             series=generation_from_json(data["series"]),
             forgotten=tuple(str(item) for item in data["forgotten"]),
             last_reason=str(data["last_reason"]),
+            # Agents before it stored none; their record must still be read by the one that follows.
+            stall_limit=float(data.get("stall_limit", 0.0)),
         )
     except (ValueError, KeyError, TypeError, MalformedError):
         return Record()

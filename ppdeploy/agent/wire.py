@@ -11,6 +11,7 @@ import contextlib
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 MAX_CONNECTIONS = 64
 MAX_REQUEST = 4096
 MAX_REPLY = 1 << 18
+_IP_FREEBIND = 15
 LIFE = 2.0
 """Seconds that a connection may last, from its first to its last byte."""
 
@@ -121,6 +123,8 @@ def listen(address: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # An agent without its fabric address still has a rank to end and a reason to tell (`ready` names it).
+        listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
         listener.bind((address, port))
         listener.listen(256)
         listener.setblocking(False)
@@ -134,13 +138,18 @@ def listen(address: str, port: int) -> socket.socket:
 class _Connection:
     peer: socket.socket
     born: float
-    loopback: bool
+    address: str
     received: bytearray = field(default_factory=bytearray)
     answer: bytes = b""
 
+    @property
+    def loopback(self) -> bool:
+        """Whether the asker is on this host."""
+        return self.address in {"127.0.0.1", "::1"}
+
 
 class Server:
-    """Serves GET requests from one thread. Too many connections cost the oldest its life, never the newest."""
+    """Serves GET requests from one thread. Too many connections cost the oldest of who has most its life."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -178,11 +187,14 @@ class Server:
             # It went away, or this process has no descriptor left: old connections end soon.
             return
         peer.setblocking(False)
-        connection = _Connection(peer, time.monotonic(), str(address[0]) in {"127.0.0.1", "::1"})
+        connection = _Connection(peer, time.monotonic(), str(address[0]))
         self._connections[peer.fileno()] = connection
         self._selector.register(peer, selectors.EVENT_READ, connection)
         if len(self._connections) > MAX_CONNECTIONS:
-            self._close(next(iter(self._connections.values())))
+            # Of the address that has most: who floods costs itself its connections, and no peer an answer.
+            counts = Counter(one.address for one in self._connections.values())
+            greedy = counts.most_common(1)[0][0]
+            self._close(next(one for one in self._connections.values() if one.address == greedy))
 
     def _move(self, connection: _Connection, events: int) -> None:
         try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ppdeploy.benches import read_benches
 from ppdeploy.cli.options import Request
 from ppdeploy.errors import InputError, PpdeployError
 from ppdeploy.facts import NodeFacts
@@ -122,7 +123,7 @@ class Session:
         pipelines = tuple(pipeline for pipeline in spec.pipelines if pipeline.name in chosen)
         spec = spec.model_copy(update={"pipelines": pipelines})
         models = resolve_models(spec, self.secrets.get("ppdeploy_hf_token"))
-        return Case(spec, facts, models, assumed=assumed)
+        return Case(spec, facts, models, assumed=assumed, benches=read_benches(spec.inventory_dir))
 
     def unreachable_reason(self, host: str, result: Mapping[str, Any]) -> str:
         """Return in a sentence why a host could not be asked; `result` is what Ansible says of it."""
@@ -143,7 +144,14 @@ class Session:
 
 def plan_of(case: Case, *, curves: bool = False) -> Plan:
     """Return the plan of a case; with `curves`, what drawings show of its speed as well."""
-    plan = make_plan(case.spec, case.facts, case.models, latency_seconds=case.latency_seconds, curves=curves)
+    plan = make_plan(
+        case.spec,
+        case.facts,
+        case.models,
+        latency_seconds=case.latency_seconds,
+        curves=curves,
+        benches=case.benches,
+    )
     assumed = tuple(host for host in case.assumed if any(host in _hosts(one) for one in plan.pipelines))
     return plan.model_copy(update={"assumed": assumed}) if assumed else plan
 

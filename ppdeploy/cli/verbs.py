@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ppdeploy.cli.applying import apply, check, smoke
+from ppdeploy.cli.benching import bench
 from ppdeploy.cli.bundling import bundle
 from ppdeploy.cli.command import app
 from ppdeploy.cli.demo import demo
@@ -24,6 +25,7 @@ app.command()(rules)
 cluster_verb(app, check)
 app.command()(apply)
 cluster_verb(app, smoke)
+app.command()(bench)
 app.command()(status)
 app.command()(logs)
 app.command()(net)

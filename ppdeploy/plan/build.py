@@ -10,15 +10,17 @@ from ppdeploy import locks
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts
 from ppdeploy.plan.agent import agent_files, plan_agent
+from ppdeploy.plan.bench import BenchRun
 from ppdeploy.plan.checks import NodeSituation, check_cluster, check_node, check_pipeline
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
 from ppdeploy.plan.decide import Decision, decide
 from ppdeploy.plan.devices import cuda_bytes
-from ppdeploy.plan.expect import expect
+from ppdeploy.plan.expect import SpeedModel, expect
 from ppdeploy.plan.fabric import Wish, choose_fabric
 from ppdeploy.plan.layout import choose_layout, default_partition
 from ppdeploy.plan.measured import MeasuredLink
 from ppdeploy.plan.memory import GIB
+from ppdeploy.plan.refinement import refine_plan
 from ppdeploy.plan.rules import broken_rules
 from ppdeploy.plan.sidecars import plan_sidecars, sidecar_file
 from ppdeploy.plan.situation import situation_of
@@ -59,29 +61,32 @@ def build_plan(
     latency_seconds: float | None = None,
     measured: Mapping[str, Sequence[MeasuredLink]] | None = None,
     curves: bool = False,
+    benches: Sequence[BenchRun] = (),
 ) -> Plan:
     """Decide everything for all pipelines of a spec.
 
     `facts` holds those of every host of the pipelines, `models` the resolved source of each pipeline's model. The
     release digests and the work to do are filled in by `ppdeploy.render.complete`, which can render files.
-    `latency_seconds`, `measured` (by pipeline) and `curves` are for the predicted speed alone, and no part of a
-    release: see `ppdeploy.plan.expect`.
+    `latency_seconds`, `measured` (links as they were measured, by pipeline) and `curves` are for the predicted speed
+    alone (see `ppdeploy.plan.expect`), and so are `benches`, the cluster's own benchmarks: what they change is
+    `outlook.refinement`, which is shown, and nothing that is decided.
 
     Raises InputError for what the inventory got wrong and BlockedError for what the hosts do not have; findings that
     leave a plan possible are in the plan.
     """
-    pipelines = [
-        _pipeline(
+    pipelines = []
+    for own in spec.pipelines:
+        found, model = _pipeline(
             spec.cluster,
-            pipeline,
+            own,
             facts,
-            models[pipeline.name],
+            models[own.name],
             latency_seconds=latency_seconds,
-            measured=(measured or {}).get(pipeline.name, ()),
+            measured=(measured or {}).get(own.name, ()),
             curves=curves,
         )
-        for pipeline in spec.pipelines
-    ]
+        # At another latency than the one that is assumed for all plans, a benchmark says something else.
+        pipelines.append(found if latency_seconds is not None else refine_plan(found, model, benches))
     hosts = {pipeline.name: [node.host for node in pipeline.nodes] for pipeline in pipelines}
     shared = list(check_cluster(hosts, facts))
     return Plan(
@@ -95,6 +100,28 @@ def build_plan(
     )
 
 
+def speed_models(
+    spec: Spec,
+    facts: Mapping[str, NodeFacts],
+    models: Mapping[str, ModelSource],
+    *,
+    measured: Mapping[str, Sequence[MeasuredLink]] | None = None,
+) -> dict[str, tuple[PipelinePlan, SpeedModel | None]]:
+    """Return, for each pipeline, its plan as far as `build_plan` makes it and the model that its speed follows from."""
+    return {
+        own.name: _pipeline(
+            spec.cluster,
+            own,
+            facts,
+            models[own.name],
+            latency_seconds=None,
+            measured=(measured or {}).get(own.name, ()),
+            curves=False,
+        )
+        for own in spec.pipelines
+    }
+
+
 def _pipeline(
     cluster: str,
     spec: PipelineSpec,
@@ -104,7 +131,7 @@ def _pipeline(
     latency_seconds: float | None,
     measured: Sequence[MeasuredLink],
     curves: bool,
-) -> PipelinePlan:
+) -> tuple[PipelinePlan, SpeedModel | None]:
     wants = spec.vars
     hosts = [host.name for host in spec.hosts]
     missing = [host for host in hosts if host not in facts]
@@ -134,7 +161,7 @@ def _pipeline(
         subnet=str(wants.fabric_subnet) if wants.fabric_subnet else None,
         allow_wireless=wants.fabric_allow_wireless,
     )
-    outlook, on_links = expect(
+    expected = expect(
         spec.name,
         decision,
         source.shape,
@@ -239,7 +266,7 @@ def _pipeline(
                 ),
             )
         )
-    return PipelinePlan(
+    found = PipelinePlan(
         name=spec.name,
         device=wants.device,
         model=model,
@@ -251,15 +278,16 @@ def _pipeline(
         goal=wants.goal,
         memory=decision.memory,
         capacity=decision.capacity,
-        outlook=outlook,
+        outlook=expected.outlook,
         head=hosts[0],
         master_addr=fabric[hosts[0]].address,
         master_port=wants.master_port,
         api_port=wants.api_port,
         start_timeout=wants.start_timeout,
         nodes=tuple(nodes),
-        findings=(*_findings(spec, source, decision, facts, nodes, lock, model), *on_links),
+        findings=(*_findings(spec, source, decision, facts, nodes, lock, model), *expected.findings),
     )
+    return found, expected.model
 
 
 def _environment(spec: PipelineSpec, facts: Mapping[str, NodeFacts]) -> locks.Lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ppdeploy.model import ModelShape
@@ -34,6 +34,26 @@ NO_LIMIT = 1e15
 """Bits/s of a network that takes no time, to tell what the real one costs."""
 
 
+@dataclass(frozen=True)
+class SpeedModel:
+    """A planned pipeline as the speed model has it."""
+
+    pipeline: Pipeline
+    settings: Settings
+    input_tokens: int
+    """Of each prompt that the plan predicts for."""
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is expected of a pipeline, the findings on its links, and the model behind it; None where nothing can be."""
+
+    outlook: Outlook
+    findings: tuple[Finding, ...]
+    model: SpeedModel | None
+
+
 def expect(
     pipeline: str,
     decision: Decision,
@@ -44,8 +64,8 @@ def expect(
     measured: Sequence[MeasuredLink] = (),
     dtype: str | None = None,
     curves: bool = False,
-) -> tuple[Outlook, tuple[Finding, ...]]:
-    """Return the outlook of a pipeline, and the findings on its links.
+) -> Expected:
+    """Return the outlook of a pipeline, the findings on its links, and the model of its speed.
 
     `fabric` has the NIC of each host. Of a link that is in `measured`, and whose NICs are as they were then, rate and
     latency are those measured; else the rate is the negotiated one, and where a NIC does not say it, no speed is
@@ -75,18 +95,18 @@ def expect(
     ]
     if any(link is None for link in links):
         outlook_known, findings = _without_rate(pipeline, known, hosts, rates, links, size)
-        return outlook_known.model_copy(update={"links": _with(seen, outlook_known.links)}), findings
+        told_links = _with(seen, outlook_known.links)
+        return Expected(outlook_known.model_copy(update={"links": told_links}), findings, None)
     joined = Pipeline(_shared(decision.loads), tuple(link for link in links if link is not None), size)
     if not decision.capacity.fits:
-        return known.model_copy(
-            update={"unknown": "the model does not fit", "links": _with(seen, _plain_links(hosts, rates, links, size))}
-        ), ()
+        plain = _with(seen, _plain_links(hosts, rates, links, size))
+        return Expected(known.model_copy(update={"unknown": "the model does not fit", "links": plain}), (), None)
     settings = Settings(decision.capacity.batched_tokens, running(decision.capacity, prompt + answer))
     few = len(joined.stages) <= MOST_COMPARED
     found = outlook(joined, settings, input_tokens=prompt, output_tokens=answer, compare=few)
     told = _with(seen, tuple(_told(link, hosts, rates[link.index]) for link in found.links))
     changed = few and found.best_settings != settings
-    return known.model_copy(
+    outcome = known.model_copy(
         update={
             "unknown": "" if found.predictions else "a link of it has no rate",
             "speeds": _speeds(found.predictions),
@@ -98,7 +118,9 @@ def expect(
             "best_speeds": _speeds(found.best_predictions) if changed else (),
             "curves": _curves(joined, hosts, settings, prompt, answer) if curves and found.predictions else (),
         }
-    ), tuple(_findings(pipeline, told))
+    )
+    model = SpeedModel(joined, settings, prompt, answer) if found.predictions else None
+    return Expected(outcome, tuple(_findings(pipeline, told)), model)
 
 
 def _rough(decision: Decision, shape: ModelShape) -> str:
@@ -230,10 +252,11 @@ def _shared(loads: Sequence[StageLoad]) -> tuple[StageLoad, ...]:
 
 
 def _speeds(predictions: Sequence[LoadPrediction]) -> tuple[Speed, ...]:
-    return tuple(_speed(one.concurrency, one.prediction) for one in predictions)
+    return tuple(speed_of(one.concurrency, one.prediction) for one in predictions)
 
 
-def _speed(concurrency: int, prediction: Prediction) -> Speed:
+def speed_of(concurrency: int, prediction: Prediction) -> Speed:
+    """Return a prediction as the plan has it, with four digits."""
     return Speed(
         concurrency=concurrency,
         ttft_seconds=_round(prediction.ttft_s),
@@ -259,7 +282,7 @@ def _curves(
         return Curve(
             rate_mbit=rate_mbit,
             speeds=tuple(
-                _speed(users, predict(changed, Load(users, prompt, answer), settings)) for users in CURVE_USERS
+                speed_of(users, predict(changed, Load(users, prompt, answer), settings)) for users in CURVE_USERS
             ),
         )
 

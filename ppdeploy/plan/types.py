@@ -159,6 +159,33 @@ class NetworkCost(Frozen):
     faster_tokens_per_second: float = Field(description="output tokens of 32 users with it on all links as slow")
 
 
+class RefinedLoad(Frozen):
+    """A load that was measured on this cluster, with what the plan says of it. The measured is a mean of its runs."""
+
+    input_tokens: int
+    output_tokens: int
+    prompts: int = Field(description="requests in all")
+    runs: int = Field(description="how often it was measured")
+    measured: Speed
+    plain: Speed = Field(description="predicted without any benchmark")
+    refined: Speed = Field(description="predicted with the factors below")
+
+
+class Refinement(Frozen):
+    """What the cluster's own benchmarks (`ppdeploy bench`) make of the prediction."""
+
+    benchmarks: int = Field(description="how many of them were made with this model, split, devices, links and chunk")
+    latest: str = Field(description="when the latest began, in UTC")
+    factor: float = Field(description="tokens/s that are expected by them, over those of the plain prediction")
+    compute: float = Field(description="factor on the share of the computing rate")
+    memory: float = Field(description="factor on the share of the memory bandwidth")
+    step: float = Field(description="factor on the seconds of a step on each stage that are neither")
+    request: float = Field(description="factor on the seconds of a request outside the stages")
+    link: float = Field(description="factor on the payload of the links")
+    speeds: tuple[Speed, ...] = Field(description="as `speeds` of the outlook, refined")
+    loads: tuple[RefinedLoad, ...]
+
+
 class Outlook(Frozen):
     """The speed to expect of a pipeline. A prediction (docs/speed.md), and no part of the release."""
 
@@ -178,6 +205,9 @@ class Outlook(Frozen):
     )
     best_speeds: tuple[Speed, ...] = Field(default=(), description="with that value, where it is another")
     curves: tuple[Curve, ...] = Field(default=(), description="for drawings, where they were asked for")
+    refinement: Refinement | None = Field(
+        default=None, description="by the cluster's own benchmarks; None: there is none that fits this plan"
+    )
 
 
 class PlannedFile(Frozen):

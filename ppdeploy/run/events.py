@@ -152,7 +152,8 @@ class EventReader:
                 )
             )
         elif kind == "retry":
-            text = f"attempt {result.get('attempts')} of {result.get('retries')}"
+            # A module that is asked again and again may say how far it is.
+            text = str(result.get("progress") or f"attempt {result.get('attempts')} of {result.get('retries')}")
         self._show(Step(kind, host=host, text=text, output=output, **place))
 
     def _said(self, event: Mapping[str, Any]) -> str:

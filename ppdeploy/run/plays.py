@@ -8,6 +8,8 @@ SMOKE = "playbooks/smoke.yml"
 STATUS = "playbooks/status.yml"
 LOGS = "playbooks/logs.yml"
 NET = "playbooks/net.yml"
+BENCH = "playbooks/bench.yml"
+BENCH_STOP = "playbooks/bench_stop.yml"
 
 #: Task whose result is what `ppdeploy_facts` returned.
 FACTS_TASK = "Ask every node for its facts"
@@ -23,6 +25,10 @@ SERVING_TASK = "Wait until the gang serves"
 STOPPED_TASK = "Wait until no rank is left"
 #: Fails where a pipeline that was started does not serve.
 SERVES_NOT_TASK = "Fail where the gang does not serve"
+#: Fails where a benchmark could not be made, or a request of it failed.
+BENCH_FAILED_TASK = "Fail where a benchmark failed"
+#: Failures of these tasks mean that the hosts are set up and the pipeline does not serve as it should.
+SERVING_TASKS = frozenset({SERVES_NOT_TASK, BENCH_FAILED_TASK})
 
 JOURNAL_TASK = "Read every node's journal"
 #: Tasks whose results the verbs read.
@@ -37,11 +43,15 @@ CHECK_ROLE = "preflight"
 #: What the verbs on a running gang hand to their plays: nodes to forget, and whether to wait for the outcome.
 FORGET = "ppdeploy__forget"
 WAIT = "ppdeploy__wait"
+#: What a benchmark is asked for, and whether the play itself shows what it came to.
+BENCH_ASK = "ppdeploy__bench"
+SHOW = "ppdeploy__show"
 
 #: What the plays set with `set_fact`: each host's inventory values, the plan, the smoke test's reports.
 VALUES = "ppdeploy__values"
 PLAN = "ppdeploy__plan"
 SMOKE_REPORTS = "ppdeploy__smoke"
+BENCHES = "ppdeploy__benches"
 #: Set on the head of a pipeline that went back to its last release: whether that one serves again.
 SERVES_AGAIN = "ppdeploy__serves_again"
 

@@ -19,7 +19,7 @@ from ppdeploy.run.plays import (
     CHECK_ROLE,
     PLANNING_TASKS,
     SERVES_AGAIN,
-    SERVES_NOT_TASK,
+    SERVING_TASKS,
     SMOKE_PLAY,
     SMOKE_REPORTS,
 )
@@ -159,7 +159,7 @@ class RunResult:
             return UnreachableError
         if all(failure.play == SMOKE_PLAY for failure in self.failures):
             return RolledBackError if self._rolled_back() else ServingError
-        if all(failure.task == SERVES_NOT_TASK for failure in self.failures):
+        if all(failure.task in SERVING_TASKS for failure in self.failures):
             return ServingError
         # Once something was changed, "nothing touched" would be a lie.
         touched = self.changed > 0 and not self.check

@@ -28,6 +28,7 @@ _ORDER = (
     "test_lab_hosts",
     "test_lab_recovery",
     "test_apply",
+    "test_bench",
     "test_testinfra_catches",
     "test_bad_input",
     "test_gang",

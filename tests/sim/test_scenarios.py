@@ -311,6 +311,25 @@ def test_no_deadline_runs_before_the_ask_is_stored(monkeypatch: pytest.MonkeyPat
     assert not world.nodes["n0"].agent.state.head.restarts  # type: ignore[union-attr]
 
 
+def test_an_agent_that_begins_anew_still_knows_how_long_a_prefill_takes_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own first canary is a small one: by that alone, the next large prefill would be taken for a stall."""
+    world = World(1, 2, CALM, loss=0.0, slow=0.0, stuck=0.0)
+    answer = world.try_canary
+    monkeypatch.setattr(world, "try_canary", lambda *about: world.at(4.0, lambda: answer(*about)))
+    world.apply("r0", list(world.nodes))
+    assert world.run(90.0, until=lambda: world.serving_head() is not None), faults.explain(world, "never served")
+    world.run(3.0)
+    monkeypatch.setattr(world, "try_canary", answer)
+    node = world.nodes["n0"]
+    starts = dict(world.starts)
+    world.kill_agent(node)
+    world.run(40.0)
+    assert world.serving_head() is node
+    assert world.starts == starts
+    assert node.agent is not None
+    assert node.agent.state.head.progress.limit >= 40.0
+
+
 def test_requests_of_others_do_not_keep_the_first_proof_from_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of their steps would make the canary that is out obsolete, and the next one too."""
     world = World(1, 2, CALM, loss=0.0, slow=0.0, stuck=0.0)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -145,6 +146,18 @@ def test_a_dead_engine_is_read_from_vllms_own_error_lines(line: str) -> None:
 )
 def test_what_a_request_says_ends_no_gang(line: str) -> None:
     assert journal.death(line) == ""
+
+
+def test_of_a_long_journal_only_the_end_is_held() -> None:
+    script = "import sys\nfor number in range(200): sys.stdout.write(str(number % 10) * 50_000)"
+    tracemalloc.start()
+    end = journal.last_bytes([sys.executable, "-c", script], 60_000)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert end == b"8" * 10_000 + b"9" * 50_000
+    assert most < 1_000_000
+    with pytest.raises(subprocess.CalledProcessError):
+        journal.last_bytes([sys.executable, "-c", "raise SystemExit(3)"], 10)
 
 
 def test_the_first_failure_of_a_series_outlives_later_ones() -> None:
@@ -361,7 +374,7 @@ def test_the_agents_syntax_is_that_of_python_3_9() -> None:
 # The fence.
 
 
-def _fence(tmp_path: Path, beat: str | None, *, active: bool = True) -> str:
+def _fence(tmp_path: Path, beat: str | None, *, active: bool = True, woken: bool = False) -> str:
     environment = Environment(  # noqa: S701  (a shell script, not HTML)
         loader=FileSystemLoader(data_root() / "templates"), undefined=StrictUndefined, trim_blocks=True,
     )  # fmt: skip
@@ -370,7 +383,10 @@ def _fence(tmp_path: Path, beat: str | None, *, active: bool = True) -> str:
     script.write_text(environment.get_template("ppdeploy-fence.sh.j2").render(node=values))
     tool = tmp_path / "systemctl"
     tool.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n[ "$1" != is-active ] || exit {0 if active else 3}\n')
-    tool.chmod(0o755)
+    pause = tmp_path / "sleep"
+    pause.write_text(f"#!/bin/sh\n{f'printf {_uptime()} >{tmp_path}/heartbeat' if woken else ':'}\n")
+    for program in (tool, pause):
+        program.chmod(0o755)
     if beat is not None:
         (tmp_path / "heartbeat").write_text(beat)
     done = subprocess.run(
@@ -394,6 +410,10 @@ def test_the_fence_ends_a_rank_whose_agent_is_gone(tmp_path: Path, beat: str | N
     assert _uptime() > 61, "this machine was booted a minute ago"
     beat = str(_uptime() - 61) if beat == "stale" else beat
     assert "kill --signal=SIGKILL ppdeploy-rank@p.service" in _fence(tmp_path, beat)
+
+
+def test_the_fence_waits_for_the_heartbeat_of_an_agent_that_woke_with_its_machine(tmp_path: Path) -> None:
+    assert "kill" not in _fence(tmp_path, str(_uptime() - 600), woken=True)
 
 
 def test_the_fence_has_nothing_to_do_without_a_rank(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ppdeploy.agent import command, store, ticket
+from ppdeploy.agent import command, main, store, ticket
 from ppdeploy.agent.messages import NONE, GenerationId
 from ppdeploy.agent.records import Failure, Memory, Record
 from ppdeploy.agent.store import SLOT, SlotFile, record_from_bytes, record_to_bytes
@@ -28,6 +30,7 @@ RECORD = Record(
     series=G1,
     forgotten=("machine-z",),
     last_reason="exit",
+    stall_limit=40.0,
 )
 
 
@@ -84,6 +87,13 @@ def test_overwriting_needs_no_new_space(tmp_path: Path) -> None:
 
 def test_in_the_same_boot_the_clock_goes_on() -> None:
     assert record_from_bytes(record_to_bytes(RECORD, 1000.0, "boot"), 1500.0, "boot") == RECORD
+
+
+def test_a_record_of_an_agent_before_the_stall_limit_is_read() -> None:
+    """Else an upgrade would forget the generation that runs."""
+    stored = record_to_bytes(RECORD, 1000.0, "boot").replace(b',"stall_limit":40.0', b"")
+    assert b"stall_limit" not in stored
+    assert record_from_bytes(stored, 1500.0, "boot") == replace(RECORD, stall_limit=0.0)
 
 
 def test_powered_off_time_counts_as_nothing() -> None:
@@ -156,6 +166,20 @@ def test_a_garbled_ticket_is_none(tmp_path: Path) -> None:
     for text in ("", "{}", "[]", '{"generation": 1}'):
         path.write_text(text)
         assert ticket.read(path).generation == NONE
+
+
+def test_a_word_is_above_what_the_head_has_handled_even_when_the_last_word_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else it would never be read: the head handles only higher serials."""
+    config = tmp_path / "agent.json"
+    values = {"cluster": "c", "pipeline": "p", "node": "a", "listen": [], "port": 1, "state": str(tmp_path)}
+    config.write_text(json.dumps(values))
+    SlotFile(tmp_path / "p-generation").write(record_to_bytes(RECORD, 1000.0, "boot"))
+    (tmp_path / "command.json").write_text("lost")
+    assert main.main(["--config", str(config), "order", "start"]) == 0
+    assert json.loads(capsys.readouterr().out)["serial"] == RECORD.serial + 1
+    assert command.read(tmp_path / "command.json").serial == RECORD.serial + 1
 
 
 def test_commands_have_a_rising_serial(tmp_path: Path) -> None:

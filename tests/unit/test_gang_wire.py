@@ -101,6 +101,22 @@ def test_a_flood_of_connections_costs_the_oldest_and_never_the_newest(port: int)
         peer.close()
 
 
+def test_a_flood_costs_no_other_asker_its_answer(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)) as peer:
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(90)]
+        peer.settimeout(5.0)
+        peer.sendall(f"GET /v1/state?nonce={'0' * 32} HTTP/1.1\r\n\r\n".encode())
+        assert peer.recv(100).startswith(b"HTTP/1.1 200 ")
+        for one in held:
+            one.close()
+
+
+@pytest.mark.parametrize("address", ["192.0.2.77", "2001:db8::77"])
+def test_an_agent_listens_on_an_address_that_is_not_there_yet(address: str) -> None:
+    with wire.listen(address, 0) as listener:
+        assert listener.getsockname()[0] == address
+
+
 def test_an_answer_that_trickles_is_too_late() -> None:
     def trickle(peer: socket.socket) -> None:
         for _ in range(40):

@@ -195,12 +195,14 @@ def test_the_playbooks_have_the_names_that_we_look_for() -> None:
     folders = [data_root() / "playbooks", data_root() / "roles" / "vllm_rank"]
     texts = [path.read_text() for folder in folders for path in folder.rglob("*.yml")]
     named = {name.strip() for text in texts for name in re.findall(r"name: (.+)", text)}
-    assert {plays.VALUES_TASK, plays.PLAN_TASK, plays.SMOKE_PLAY, plays.SERVES_NOT_TASK, *plays.KEPT_TASKS} <= named
+    assert {plays.VALUES_TASK, plays.PLAN_TASK, plays.SMOKE_PLAY, *plays.SERVING_TASKS, *plays.KEPT_TASKS} <= named
     assert (data_root() / "roles" / plays.CHECK_ROLE / "tasks" / "main.yml").is_file()
-    for playbook in (plays.SITE, plays.FACTS, plays.SMOKE, plays.STATUS, plays.LOGS):
+    for playbook in (plays.SITE, plays.FACTS, plays.SMOKE, plays.STATUS, plays.LOGS, plays.BENCH, plays.BENCH_STOP):
         assert (data_root() / playbook).is_file()
     variables = "\n".join(texts)
-    for variable in (plays.VALUES, plays.PLAN, plays.SMOKE_REPORTS, plays.SERVES_AGAIN, plays.FORGET, plays.WAIT):
+    read = (plays.VALUES, plays.PLAN, plays.SMOKE_REPORTS, plays.SERVES_AGAIN, plays.BENCHES)
+    given = (plays.FORGET, plays.WAIT, plays.BENCH_ASK, plays.SHOW)
+    for variable in (*read, *given):
         assert re.search(rf"^\s*{variable}: ", variables, re.MULTILINE), variable
 
 

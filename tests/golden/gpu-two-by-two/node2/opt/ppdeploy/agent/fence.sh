@@ -7,20 +7,31 @@ set -eu
 unit='ppdeploy-rank@tiny.service'
 heartbeat='/run/ppdeploy-agent/heartbeat'
 
-read -r uptime _ </proc/uptime
-beat=0
-if [ -r "$heartbeat" ]; then
-    # The file has no newline at its end: `read` returns 1 then, but has the value.
-    read -r beat <"$heartbeat" || true
-fi
-case $beat in
-'' | *[!0-9]*) beat=0 ;;
-esac
-age=$((${uptime%%.*} - beat))
+# Sets `age` to the seconds since the agent's last heartbeat.
+look() {
+    read -r uptime _ </proc/uptime
+    beat=0
+    if [ -r "$heartbeat" ]; then
+        # The file has no newline at its end: `read` returns 1 then, but has the value.
+        read -r beat <"$heartbeat" || true
+    fi
+    case $beat in
+    '' | *[!0-9]*) beat=0 ;;
+    esac
+    age=$((${uptime%%.*} - beat))
+}
+
+look
 if [ "$age" -le 60 ]; then
     exit 0
 fi
-if systemctl is-active --quiet "$unit"; then
+if ! systemctl is-active --quiet "$unit"; then
+    exit 0
+fi
+# A machine that was suspended wakes with an old heartbeat, and this may run before the agent's next one.
+sleep 5
+look
+if [ "$age" -gt 60 ]; then
     echo "the agent has not been heard for $age s: ending $unit"
     systemctl kill --signal=SIGKILL "$unit"
 fi
