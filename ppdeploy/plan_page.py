@@ -16,6 +16,7 @@ from ppdeploy.plan.words import gib_text
 from ppdeploy.plan_report import (
     advice,
     capacity_text,
+    link_text,
     memory_parts,
     outlook_note,
     rate_text,
@@ -140,9 +141,8 @@ def _percent(part: float, whole: float) -> str:
 
 
 def _link(link: StageLink) -> dict[str, Any]:
-    rate = "rate not known" if link.rate_mbit is None else rate_text(link.rate_mbit)
     return {
-        "rate": rate,
+        "rate": link_text(link),
         "verdict": link.verdict if link.judged else "",
         "text": link.reason + (f"; {link.remedy}" if link.remedy else ""),
         # From 1.5 for 100 Mbit/s to 12 for 100 Gbit/s.

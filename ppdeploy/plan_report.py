@@ -53,6 +53,18 @@ def rate_text(rate_mbit: int) -> str:
     return f"{rate_mbit / 1000:g} Gbit/s" if rate_mbit >= 1000 else f"{rate_mbit} Mbit/s"
 
 
+def link_text(link: StageLink) -> str:
+    """Return the rate of a link: what its NICs negotiated and, where `ppdeploy net` measured it, what it carries."""
+    rate = "rate not known" if link.rate_mbit is None else rate_text(link.rate_mbit)
+    if link.measured_mbit is None:
+        return rate
+    mbit = link.measured_mbit
+    measured = f"{mbit / 1000:.3g} Gbit/s" if mbit >= 999.5 else f"{mbit:.3g} Mbit/s"
+    one_way = link.measured_latency_seconds
+    latency = "" if one_way is None else f" and {one_way * 1e3:.2g} ms one way"
+    return f"{rate}, measured {measured}{latency} on {link.measured_at[:10]}"
+
+
 def model_text(model: Model) -> str:
     """Return what a model is, in words: layers, parameters, number format, bytes in memory, whether files are there."""
     words = [f"{model.layers} layers", f"{_billions(model.parameters)} parameters"]
@@ -227,13 +239,12 @@ class _Arrow:
         if link.sender == link.receiver:
             text = Text(f"  {head}  inside {link.sender}", "dim")
         else:
-            rate = "rate not known" if link.rate_mbit is None else rate_text(link.rate_mbit)
             wait = (
                 ""
                 if link.seconds_per_1000_tokens is None
                 else f", {seconds_text(link.seconds_per_1000_tokens)} for 1,000 prompt tokens"
             )
-            text = Text(f"  {head}  {rate}{wait}")
+            text = Text(f"  {head}  {link_text(link)}{wait}")
             if link.judged:
                 text = Text.assemble(text, ": ", (link.verdict, _VERDICTS[link.verdict]))
         yield Text(f"  {line}")

@@ -6,6 +6,7 @@ The filter plugin `plugins/filter/ppdeploy.py` calls these functions and nothing
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -20,6 +21,8 @@ from ppdeploy.benches import bench_file, bench_text, read_benches
 from ppdeploy.errors import InputError
 from ppdeploy.facts import NodeFacts
 from ppdeploy.model import Loading
+from ppdeploy.net import NetReport, kept_file, kept_links, measured_links, node_request, rounds, with_sentence
+from ppdeploy.net import judge as judge_net
 from ppdeploy.paths import cache_dir
 from ppdeploy.plan import BenchRun, Plan, build_plan, facts_request, speed_models
 from ppdeploy.plan.bench import (
@@ -31,9 +34,10 @@ from ppdeploy.plan.bench import (
     bench_load,
     circumstances,
 )
+from ppdeploy.plan.measured import MeasuredLink
 from ppdeploy.plan.refinement import predicted
 from ppdeploy.plan.types import NodePlan, PipelinePlan
-from ppdeploy.render import complete, release_folder, release_json, sidecar_values, template_values
+from ppdeploy.render import complete, release_folder, release_json, render, sidecar_values, template_values
 from ppdeploy.smoke import judge, side_by_side
 from ppdeploy.sources import ModelSource, resolve_source
 from ppdeploy.spec import PipelineSpec, Spec, example_problems, raise_problems, spec_from_values
@@ -114,15 +118,26 @@ def make_plan(
     models: Mapping[str, ModelSource],
     *,
     latency_seconds: float | None = None,
+    measured: Mapping[str, Sequence[MeasuredLink]] | None = None,
     curves: bool = False,
     benches: Sequence[BenchRun] = (),
 ) -> Plan:
     """Return the complete plan, with release digests and the work left on each node.
 
-    `latency_seconds`, `curves` and `benches` are for the predicted speed alone: see `ppdeploy.plan.build`.
+    `latency_seconds`, `measured`, `curves` and `benches` are for the predicted speed alone: see `ppdeploy.plan.build`.
+    Where `measured` is None, links are as `ppdeploy net` measured them last.
     """
-    made = build_plan(spec, facts, models, latency_seconds=latency_seconds, curves=curves, benches=benches)
+    if measured is None:
+        measured = measured_of(spec)
+    made = build_plan(
+        spec, facts, models, latency_seconds=latency_seconds, measured=measured, curves=curves, benches=benches
+    )
     return complete(made, facts)
+
+
+def measured_of(spec: Spec) -> dict[str, tuple[MeasuredLink, ...]]:
+    """Return the links of each pipeline as `ppdeploy net` measured them last."""
+    return {pipeline.name: kept_links(spec.inventory_dir, pipeline.name) for pipeline in spec.pipelines}
 
 
 def plan_of_play(
@@ -173,7 +188,7 @@ def bench_slices(
 ) -> dict[str, dict[str, Any]]:
     """Return what the play of a benchmark needs for each pipeline: its loads with command and prediction."""
     found = {}
-    for name, (pipeline, model) in speed_models(spec, facts, models).items():
+    for name, (pipeline, model) in speed_models(spec, facts, models, measured=measured_of(spec)).items():
         loads = asked_loads(ask.users, ask.input, ask.output, pipeline.capacity.max_model_len, ask.prompts)
         url = f"http://127.0.0.1:{pipeline.api_port}"
         found[name] = {
@@ -371,6 +386,96 @@ def smoke_of_play(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]
             failures.append(side_by_side(report.journals))
     failed = [report["pipeline"] for report in reports if not report["ok"]]
     return {"reports": reports, "failures": failures, "failed": failed}
+
+
+NET_FLOWS = 4
+"""Connections at once of the throughput run with several; NCCL opens 2 to 8 for each link between two hosts."""
+
+
+def net_request_of_play(plan: Mapping[str, Any], hosts: Sequence[str], seconds: int) -> dict[str, dict[str, Any]]:
+    """Return what a play that measures the network asks of each host.
+
+    `plan` is what `plan_of_play` returned, `hosts` are those that still take part, `seconds` is what one run of iperf3
+    takes.
+    """
+    text = (Path(__file__).parent / "probe" / "handoff.py").read_text(encoding="utf-8")
+    typed = Plan.model_validate(_plain(plan["plan"]))
+    found = {}
+    for pipeline in typed.pipelines:
+        for node in pipeline.nodes:
+            values = template_values(pipeline, node)
+            found[node.host] = {
+                **node_request(pipeline, node, hosts, seconds),
+                "flows": NET_FLOWS,
+                # The play goes through as many rounds as its largest pipeline needs.
+                "round_count": max(len(rounds(len(one.nodes))) for one in typed.pipelines),
+                "files": {
+                    "handoff.py": text,
+                    "rank.env": render("rank.env.j2", values),
+                    "nccl.env": render("nccl.env.j2", values),
+                },
+            }
+    return found
+
+
+def net_report_of_play(
+    inventory: Mapping[str, Any],
+    facts: Mapping[str, Mapping[str, Any]],
+    seen: Mapping[str, Mapping[str, Any]],
+    lost: Sequence[str],
+    about: Mapping[str, Any],
+    token: str | None = None,
+) -> dict[str, Any]:
+    """Judge what a play measured: the report as data, and what of it is kept where, by pipeline.
+
+    `facts` are those of all hosts, `seen` what each host's tasks registered, `lost` the hosts that were not reached any
+    more; `about` has the `time` of the test and the `seconds` of a run.
+    """
+    noted = {
+        host: {
+            "pairs": own.get("ppdeploy__net_pairs") or [],
+            "probe": own.get("ppdeploy__net_probe") or {},
+            "iperf3": own.get("ppdeploy__net_no_iperf3")
+            or (own.get("ppdeploy__net_opened") or {}).get("problem")
+            or "",
+        }
+        for host, own in _plain(seen).items()
+    }
+    spec = spec_of_play(inventory)
+    typed = {host: NodeFacts.from_module(host, values) for host, values in facts.items()}
+    models = resolve_models(spec, token)
+    before = make_plan(spec, typed, models, measured={})
+    judged = [judge_net(pipeline, noted, list(lost), NET_FLOWS) for pipeline in before.pipelines]
+    report = NetReport(time=about["time"], seconds=int(about["seconds"]), pipelines=tuple(judged))
+    # The plan with what was just measured says what the network costs.
+    measured = {one.pipeline: measured_links(report, one.pipeline) for one in judged}
+    after = {one.name: one.outlook for one in make_plan(spec, typed, models, measured=measured).pipelines}
+    report = report.model_copy(update={"pipelines": tuple(with_sentence(one, after[one.pipeline]) for one in judged)})
+    kept = {}
+    for one in report.pipelines:
+        if measured[one.pipeline]:
+            alone = report.model_copy(update={"pipelines": (one,)})
+            path = str(kept_file(spec.inventory_dir, one.pipeline))
+            kept[one.pipeline] = {"path": path, "text": json.dumps(alone.document(), indent=1) + "\n"}
+    return {"report": report.document(), "kept": kept, "lost": list(lost)}
+
+
+def net_document(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report of `net_report_of_play` as plain data, after it went through a play."""
+    return dict(_plain(report))
+
+
+def net_running(seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the pipelines that a test would disturb, with the hosts on which a rank runs, in words.
+
+    `seen` has for each host its pipeline and what `ppdeploy_gang` saw of the node.
+    """
+    running: dict[str, list[str]] = {}
+    for host, own in seen.items():
+        rank = ((own.get("ppdeploy__seen") or {}).get("node") or {}).get("rank") or {}
+        if rank.get("processes") or rank.get("active") in ("active", "activating", "deactivating", "reloading"):
+            running.setdefault(str(own["pipeline"]), []).append(host)
+    return [f"a rank of pipeline {name} runs on {', '.join(hosts)}" for name, hosts in running.items()]
 
 
 def _plain(value: Any) -> Any:

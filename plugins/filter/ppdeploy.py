@@ -30,6 +30,7 @@ try:
     from ppdeploy.gang import gang_status
     from ppdeploy.gang_report import status_lines
     from ppdeploy.logs import lines_of, merged
+    from ppdeploy.net_report import net_lines
     from ppdeploy.paths import data_root
     from ppdeploy.rsh import push_argv
     from ppdeploy.spec import secret_variable_names
@@ -138,6 +139,16 @@ def logs(seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def net_running(groups: Mapping[str, list[str]], seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the pipelines that a test of the network would disturb; `seen` is as that of `status`."""
+    return play.net_running({host: {**own, "pipeline": pipeline_of(groups, host)} for host, own in seen.items()})
+
+
+def network(report: Mapping[str, Any]) -> list[str]:
+    """Return what was measured of the network, as lines."""
+    return net_lines(play.net_document(report))
+
+
 def bench_report(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]], directory: str) -> dict[str, Any]:
     """Return what a benchmark came to, and as lines; see `play.bench_of_play`."""
     found = play.bench_of_play(plan, seen, directory, datetime.now(UTC))
@@ -176,4 +187,8 @@ class FilterModule:
             "ppdeploy_push": _told(push_argv),
             "ppdeploy_bench_report": _told(bench_report),
             "ppdeploy_smoke_report": _told(play.smoke_of_play),
+            "ppdeploy_net_request": _told(play.net_request_of_play),
+            "ppdeploy_net_running": _told(net_running),
+            "ppdeploy_net_report": _told(play.net_report_of_play),
+            "ppdeploy_net_lines": network,
         }

@@ -12,6 +12,7 @@ from ppdeploy.cli.docs import docs_variables
 from ppdeploy.cli.init import init
 from ppdeploy.cli.lifecycle import restart, start, stop
 from ppdeploy.cli.logs import logs
+from ppdeploy.cli.net import net
 from ppdeploy.cli.options import cluster_verb
 from ppdeploy.cli.planning import plan, render
 from ppdeploy.cli.rules import rules
@@ -28,6 +29,7 @@ cluster_verb(app, smoke)
 app.command()(bench)
 app.command()(status)
 app.command()(logs)
+app.command()(net)
 app.command()(start)
 cluster_verb(app, stop)
 app.command()(restart)

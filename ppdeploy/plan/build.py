@@ -20,6 +20,7 @@ from ppdeploy.plan.devices import cuda_bytes
 from ppdeploy.plan.expect import SpeedModel, expect
 from ppdeploy.plan.fabric import Wish, choose_fabric
 from ppdeploy.plan.layout import choose_layout, default_partition
+from ppdeploy.plan.measured import MeasuredLink
 from ppdeploy.plan.refinement import refine_plan
 from ppdeploy.plan.rules import broken_rules
 from ppdeploy.plan.sidecars import plan_sidecars, sidecar_file
@@ -56,6 +57,7 @@ def build_plan(
     models: Mapping[str, ModelSource],
     *,
     latency_seconds: float | None = None,
+    measured: Mapping[str, Sequence[MeasuredLink]] | None = None,
     curves: bool = False,
     benches: Sequence[BenchRun] = (),
 ) -> Plan:
@@ -63,8 +65,9 @@ def build_plan(
 
     `facts` holds those of every host of the pipelines, `models` the resolved source of each pipeline's model. The
     release digests and the work to do are filled in by `ppdeploy.render.complete`, which can render files.
-    `latency_seconds` and `curves` are for the predicted speed alone (see `ppdeploy.plan.expect`), and so are `benches`,
-    the cluster's own benchmarks: what they change is `outlook.refinement`, which is shown, and nothing that is decided.
+    `latency_seconds`, `measured` (links as they were measured, by pipeline) and `curves` are for the predicted speed
+    alone (see `ppdeploy.plan.expect`), and so are `benches`, the cluster's own benchmarks: what they change is
+    `outlook.refinement`, which is shown, and nothing that is decided.
 
     Raises InputError for what the inventory got wrong and BlockedError for what the hosts do not have; findings that
     leave a plan possible are in the plan.
@@ -72,7 +75,13 @@ def build_plan(
     pipelines = []
     for own in spec.pipelines:
         made, model = _pipeline(
-            spec.cluster, own, facts, models[own.name], latency_seconds=latency_seconds, curves=curves
+            spec.cluster,
+            own,
+            facts,
+            models[own.name],
+            latency_seconds=latency_seconds,
+            measured=(measured or {}).get(own.name, ()),
+            curves=curves,
         )
         # At another latency than the one that is assumed for all plans, a benchmark says something else.
         pipelines.append(made if latency_seconds is not None else refine_plan(made, model, benches))
@@ -86,11 +95,23 @@ def build_plan(
 
 
 def speed_models(
-    spec: Spec, facts: Mapping[str, NodeFacts], models: Mapping[str, ModelSource]
+    spec: Spec,
+    facts: Mapping[str, NodeFacts],
+    models: Mapping[str, ModelSource],
+    *,
+    measured: Mapping[str, Sequence[MeasuredLink]] | None = None,
 ) -> dict[str, tuple[PipelinePlan, SpeedModel | None]]:
     """Return, for each pipeline, its plan as far as `build_plan` makes it and the model that its speed follows from."""
     return {
-        own.name: _pipeline(spec.cluster, own, facts, models[own.name], latency_seconds=None, curves=False)
+        own.name: _pipeline(
+            spec.cluster,
+            own,
+            facts,
+            models[own.name],
+            latency_seconds=None,
+            measured=(measured or {}).get(own.name, ()),
+            curves=False,
+        )
         for own in spec.pipelines
     }
 
@@ -102,6 +123,7 @@ def _pipeline(
     source: ModelSource,
     *,
     latency_seconds: float | None,
+    measured: Sequence[MeasuredLink],
     curves: bool,
 ) -> tuple[PipelinePlan, SpeedModel | None]:
     wants = spec.vars
@@ -139,6 +161,7 @@ def _pipeline(
         source.shape,
         fabric,
         latency_seconds=latency_seconds,
+        measured=measured,
         dtype=str(wants.vllm_args.get("dtype") or ""),
         curves=curves,
     )

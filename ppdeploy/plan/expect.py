@@ -8,11 +8,12 @@ from itertools import pairwise
 
 from ppdeploy.model import ModelShape
 from ppdeploy.plan.decide import Decision
-from ppdeploy.plan.network import LAN_LATENCY, SOCKET_BITS, TCP_GOODPUT, Link, handoff_bytes
+from ppdeploy.plan.measured import MeasuredLink, alike, negotiated_mbit, still_true
+from ppdeploy.plan.network import LAN_LATENCY, SOCKET_BITS, TCP_GOODPUT, Link, handoff_bytes, rate_label
 from ppdeploy.plan.outlook import LinkOutlook, LoadPrediction, outlook
 from ppdeploy.plan.serving import Load, Pipeline, Prediction, Settings, predict
 from ppdeploy.plan.speed import StageLoad
-from ppdeploy.plan.types import Capacity, Curve, Fabric, Finding, Outlook, Speed, StageLink
+from ppdeploy.plan.types import Capacity, Curve, Fabric, Finding, NetworkCost, Outlook, Speed, StageLink
 
 PROMPT, ANSWER = 1024, 128
 """Tokens of the requests that are predicted for: those of the measurements (docs/speed.md)."""
@@ -28,6 +29,9 @@ MOST_COMPARED = 16
 
 INSIDE_LATENCY = 10e-6
 """Seconds one way between two GPUs of a host; rough."""
+
+NO_LIMIT = 1e15
+"""Bits/s of a network that takes no time, to tell what the real one costs."""
 
 
 @dataclass(frozen=True)
@@ -57,46 +61,57 @@ def expect(
     fabric: Mapping[str, Fabric],
     *,
     latency_seconds: float | None = None,
+    measured: Sequence[MeasuredLink] = (),
     dtype: str | None = None,
     curves: bool = False,
 ) -> Expected:
     """Return the outlook of a pipeline, the findings on its links, and the model of its speed.
 
-    `fabric` has the NIC of each host, whose negotiated rate is taken; where one does not say it, no speed is predicted.
-    `latency_seconds` is one way between two hosts (None: that of a switch), `dtype` the activations' type where the
-    inventory sets one. `curves` adds what drawings show, some 40 replays more.
+    `fabric` has the NIC of each host. Of a link that is in `measured`, and whose NICs are as they were then, rate and
+    latency are those measured; else the rate is the negotiated one, and where a NIC does not say it, no speed is
+    predicted. `latency_seconds` is one way between two hosts (None: as measured, else that of a switch), `dtype` the
+    activations' type where the inventory sets one. `curves` adds what drawings show, some 40 replays more.
     """
     latency = LAN_LATENCY if latency_seconds is None else latency_seconds
     hosts = [row.host for row in decision.memory]
     rates = [_rate_mbit(fabric, *pair) for pair in _pairs(hosts)]
+    known_links = still_true(measured, fabric)
+    seen = [known_links.get(pair) for pair in _pairs(hosts)]
+    rounded = alike(link.rate_mbit for link in seen if link)
     prompt, answer = request_tokens(decision.capacity.max_model_len)
+    size = handoff_bytes(shape.hidden_size, 4 if (dtype or "").startswith("float32") else 2)
     known = Outlook(
         rough=_rough(decision, shape),
         input_tokens=prompt,
         output_tokens=answer,
         latency_seconds=latency,
+        handoff_bytes=size,
     )
-    size = handoff_bytes(shape.hidden_size, 4 if (dtype or "").startswith("float32") else 2)
     links = [
         _link(load, pair, rate, latency)
-        for load, pair, rate in zip(decision.loads[:-1], _pairs(hosts), rates, strict=True)
+        if link is None
+        else _measured_link(load, link, rounded[link.rate_mbit], latency_seconds)
+        for load, pair, rate, link in zip(decision.loads[:-1], _pairs(hosts), rates, seen, strict=True)
     ]
     if any(link is None for link in links):
-        return Expected(*_without_rate(pipeline, known, hosts, rates, links, size), None)
+        outlook_known, findings = _without_rate(pipeline, known, hosts, rates, links, size)
+        told_links = _with(seen, outlook_known.links)
+        return Expected(outlook_known.model_copy(update={"links": told_links}), findings, None)
     joined = Pipeline(_shared(decision.loads), tuple(link for link in links if link is not None), size)
     if not decision.capacity.fits:
-        plain = _plain_links(hosts, rates, links, size)
+        plain = _with(seen, _plain_links(hosts, rates, links, size))
         return Expected(known.model_copy(update={"unknown": "the model does not fit", "links": plain}), (), None)
     settings = Settings(decision.capacity.batched_tokens, running(decision.capacity, prompt + answer))
     few = len(joined.stages) <= MOST_COMPARED
     found = outlook(joined, settings, input_tokens=prompt, output_tokens=answer, compare=few)
-    told = tuple(_told(link, hosts, rates[link.index]) for link in found.links)
+    told = _with(seen, tuple(_told(link, hosts, rates[link.index]) for link in found.links))
     changed = few and found.best_settings != settings
     outcome = known.model_copy(
         update={
             "unknown": "" if found.predictions else "a link of it has no rate",
             "speeds": _speeds(found.predictions),
             "links": told,
+            "network": _network_cost(joined, hosts, settings, prompt, answer) if found.predictions else None,
             "limiting_link": found.limiting_link,
             "requests_to_fill": found.requests_to_fill,
             "best_batched_tokens": found.best_settings.max_num_batched_tokens if few else None,
@@ -148,9 +163,7 @@ def _pairs(hosts: Sequence[str]) -> list[tuple[str, str]]:
 
 def _rate_mbit(fabric: Mapping[str, Fabric], sender: str, receiver: str) -> int | None:
     """Return the lower of two NICs' rates; None inside a host, or where a NIC does not say."""
-    both = [fabric[sender].speed_mbit, fabric[receiver].speed_mbit]
-    known = [rate for rate in both if rate is not None]
-    return min(known) if sender != receiver and len(known) == len(both) else None
+    return negotiated_mbit(fabric[sender], fabric[receiver]) if sender != receiver else None
 
 
 def _link(load: StageLoad, pair: tuple[str, str], rate_mbit: int | None, latency: float) -> Link | None:
@@ -163,6 +176,71 @@ def _link(load: StageLoad, pair: tuple[str, str], rate_mbit: int | None, latency
         return None
     # Each GPU of a TP group sends its part by sockets of its own (`isend_tensor_dict`).
     return Link(rate_mbit * MBIT, latency, socket_bits=SOCKET_BITS * load.gpus)
+
+
+def _measured_link(load: StageLoad, link: MeasuredLink, rate_mbit: float, latency: float | None) -> Link:
+    """Return a measured link; `rate_mbit` is what TCP carries of payload, `latency` goes before the measured one."""
+    one_way = latency if latency is not None else link.latency_seconds
+    return Link(
+        rate_mbit * MBIT / TCP_GOODPUT,
+        LAN_LATENCY if one_way is None else one_way,
+        f"measured {rate_label(_round(rate_mbit) * MBIT)}",
+        socket_bits=SOCKET_BITS * load.gpus,
+    )
+
+
+def _with(seen: Sequence[MeasuredLink | None], links: Sequence[StageLink]) -> tuple[StageLink, ...]:
+    """Return the links with what was measured of them."""
+    return tuple(
+        link
+        if one is None
+        else link.model_copy(
+            update={
+                "measured_mbit": _round(one.rate_mbit),
+                "measured_latency_seconds": None if one.latency_seconds is None else _round(one.latency_seconds),
+                "measured_at": one.time,
+            }
+        )
+        for link, one in zip(links, seen, strict=True)
+    )
+
+
+def _network_cost(
+    pipeline: Pipeline, hosts: Sequence[str], settings: Settings, prompt: int, answer: int
+) -> NetworkCost | None:
+    """Return what the links between hosts cost; None where there are none."""
+    crossing = [sender != receiver for sender, receiver in _pairs(hosts)]
+    if not any(crossing):
+        return None
+
+    def speed(users: int, links: Sequence[Link]) -> Prediction:
+        return predict(replace(pipeline, links=tuple(links)), Load(users, prompt, answer), settings)
+
+    free = [
+        replace(link, rate_bits=NO_LIMIT, socket_bits=NO_LIMIT, latency_s=0.0, burst_bytes=0.0) if one else link
+        for link, one in zip(pipeline.links, crossing, strict=True)
+    ]
+    lone, ideal = speed(1, pipeline.links), speed(1, free)
+    slowest = min(link.rate_bits for link, one in zip(pipeline.links, crossing, strict=True) if one)
+    now = speed(32, pipeline.links).out_tokens_per_second
+    # The rates that drawings show: 5 and 40 Gbit/s are rare.
+    better = next((rate * MBIT for rate in CURVE_RATES_MBIT if rate * MBIT > slowest * 1.15), None)
+    then = now
+    if better is not None:
+        faster = [
+            replace(link, rate_bits=max(link.rate_bits, better), name="") if one else link
+            for link, one in zip(pipeline.links, crossing, strict=True)
+        ]
+        then = speed(32, faster).out_tokens_per_second
+    added = lone.tpot_s - ideal.tpot_s
+    return NetworkCost(
+        first_token_seconds=_round(lone.ttft_s - ideal.ttft_s),
+        further_token_seconds=_round(added),
+        further_token_share=_round(added / lone.tpot_s),
+        tokens_per_second=_round(now),
+        faster="" if better is None else rate_label(better),
+        faster_tokens_per_second=_round(then),
+    )
 
 
 def _shared(loads: Sequence[StageLoad]) -> tuple[StageLoad, ...]:
@@ -276,7 +354,7 @@ def _without_rate(
         verdict="ready",
         pipeline=pipeline,
         reason=f"no speed is predicted: {reason}",
-        remedy="see what it would be with `ppdeploy plan --what-if fabric=1g`, or measure the link with iperf3",
+        remedy="see what it would be with `ppdeploy plan --what-if fabric=1g`, or measure it with `ppdeploy net`",
     )
     links_told = _plain_links(hosts, rates, links, size)
     return known.model_copy(update={"unknown": reason, "links": links_told}), (finding,)

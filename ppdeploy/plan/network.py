@@ -81,8 +81,11 @@ def rate_label(rate_bits: float) -> str:
 
 
 def faster_rates(rate_bits: float) -> Sequence[tuple[str, float]]:
-    """Return the usual Ethernet rates above this one, slowest first."""
-    return [(name, rate) for name, rate in ETHERNET_RATES if rate > rate_bits * 1.001]
+    """Return the usual Ethernet rates above this one, slowest first.
+
+    A measured rate that is a little less than a usual one is that one.
+    """
+    return [(name, rate) for name, rate in ETHERNET_RATES if rate > rate_bits * 1.15]
 
 
 def handoff_bytes(hidden_size: int, dtype_bytes: int = 2, tensors: int = HANDOFF_TENSORS) -> int:

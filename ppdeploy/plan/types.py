@@ -134,6 +134,11 @@ class StageLink(Frozen):
     sender: str = Field(description="host of the stage before it")
     receiver: str = Field(description="host of the stage behind it; the sender itself: it does not leave the host")
     rate_mbit: int | None = Field(description="the lower of the NICs' negotiated rates; None: not known, or no NIC")
+    measured_mbit: float | None = Field(
+        default=None, description="TCP payload that `ppdeploy net` measured, taken in place of it; None: not measured"
+    )
+    measured_latency_seconds: float | None = Field(default=None, description="one way, measured; None: not measured")
+    measured_at: str = Field(default="", description="when, in UTC; empty: not measured")
     seconds_per_1000_tokens: float | None = Field(description="for 1,000 prompt tokens; None: not known")
     verdict: Verdict
     judged: bool = Field(default=True, description="False: no speed is predicted, so `verdict` says nothing")
@@ -141,6 +146,17 @@ class StageLink(Frozen):
     remedy: str = ""
     faster: str = Field(default="", description="next faster usual Ethernet; empty: none, or not compared")
     gain: float = Field(default=1.0, description="output tokens/s at 32 users with it, over those now")
+
+
+class NetworkCost(Frozen):
+    """What the links between hosts cost a pipeline, against the same pipeline on a network that takes no time."""
+
+    first_token_seconds: float = Field(description="added to a lone user's first token")
+    further_token_seconds: float = Field(description="added to each further token of a lone user")
+    further_token_share: float = Field(description="that as a share of the time of a further token")
+    tokens_per_second: float = Field(description="output tokens of 32 users, with the links as they are")
+    faster: str = Field(default="", description="a faster usual Ethernet; empty: there is none")
+    faster_tokens_per_second: float = Field(description="output tokens of 32 users with it on all links as slow")
 
 
 class RefinedLoad(Frozen):
@@ -177,9 +193,11 @@ class Outlook(Frozen):
     rough: str = Field(default="", description="why only the order of magnitude holds; empty: it is what was measured")
     input_tokens: int = Field(description="tokens of each prompt that is predicted for")
     output_tokens: int = Field(description="tokens of each answer")
-    latency_seconds: float = Field(description="one way between two hosts, as assumed")
+    latency_seconds: float = Field(description="one way between two hosts, as assumed where none was measured")
+    handoff_bytes: int = Field(default=0, description="bytes of one token's handoff from a stage to the next")
     speeds: tuple[Speed, ...] = ()
     links: tuple[StageLink, ...] = ()
+    network: NetworkCost | None = Field(default=None, description="what the links cost; None: no speed, or one host")
     limiting_link: int | None = Field(default=None, description="index of the link on which a prompt token takes most")
     requests_to_fill: int | None = Field(default=None, description="requests at once that keep all stages busy")
     best_batched_tokens: int | None = Field(

@@ -8,6 +8,7 @@ SMOKE = "playbooks/smoke.yml"
 STATUS = "playbooks/status.yml"
 LOGS = "playbooks/logs.yml"
 CHECK = "playbooks/check.yml"
+NET = "playbooks/net.yml"
 BENCH = "playbooks/bench.yml"
 BENCH_STOP = "playbooks/bench_stop.yml"
 
@@ -61,3 +62,10 @@ SMOKE_REPORTS = "ppdeploy__smoke"
 BENCHES = "ppdeploy__benches"
 #: Set on the head of a pipeline that went back to its last release: whether that one serves again.
 SERVES_AGAIN = "ppdeploy__serves_again"
+
+#: What `net` hands to its play: seconds of a run, whether to disturb what serves, whether the play prints a report.
+NET_SECONDS = "ppdeploy__net_seconds"
+NET_FORCE = "ppdeploy__net_force"
+NET_SHOW = "ppdeploy__net_show"
+#: What the play judged, set with `set_fact`.
+NET_FOUND = "ppdeploy__net"

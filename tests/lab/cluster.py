@@ -126,10 +126,10 @@ class Cluster:
         where = ["-i", str(inventory or self.inventory), *self.extra]
         return [sys.executable, "-m", "ppdeploy", *words, *where]
 
-    def ansible_playbook(self, *words: str) -> Done:
-        """Run the whole cluster's playbook by hand, from the checkout with its ansible.cfg."""
+    def ansible_playbook(self, *words: str, playbook: str = "site.yml") -> Done:
+        """Run the whole cluster's playbook, or another one, by hand, from the checkout with its ansible.cfg."""
         program = Path(sys.executable).with_name("ansible-playbook")
-        command = [str(program), "-i", str(self.inventory), *self.extra, *words, "site.yml"]
+        command = [str(program), "-i", str(self.inventory), *self.extra, *words, playbook]
         return self._run(command, " ".join(("ansible-playbook", *words)), cwd=data_root(), env={"PATH": search_path()})
 
     def testinfra(self, *files: str, hosts: str = "vllm", plan: Path | None = None) -> tuple[Done, set[str]]:

@@ -40,6 +40,7 @@ _ORDER = (
     "test_rollback",
     "test_uneven",
     "test_greedy",
+    "test_net",
 )
 
 _STAGES: list[tuple[str, float]] = []
@@ -89,9 +90,15 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
-def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+def stages() -> list[tuple[str, float]]:
+    """The commands of the session, each with how long it took in seconds; printed at its end."""
+    return _STAGES
+
+
+@pytest.fixture(scope="session")
+def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory, stages: list[tuple[str, float]]) -> Cluster:
     """The lab as a cluster; nothing is applied to it yet, or it runs what the last test left."""
-    return Cluster(lab, lab.inventory, tmp_path_factory.mktemp("elsewhere"), _STAGES)
+    return Cluster(lab, lab.inventory, tmp_path_factory.mktemp("elsewhere"), stages)
 
 
 @pytest.fixture(scope="session")

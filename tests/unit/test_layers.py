@@ -14,8 +14,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "ppdeploy"
 #: A part imports only what stands left of it (DESIGN.md, "The way through").
 ORDER = (
     *("errors", "paths", "spec", "facts", "probes", "locks", "manifest", "hub", "model", "sources", "plan", "benches"),
-    *("short_facts", "what_if", "render", "run", "smoke", "play", "checking", "report", "bench_report", "plan_report"),
-    *("plan_page", "gang", "gang_report", "check_report", "logs", "lab", "cli", "__main__"),
+    *("short_facts", "what_if", "render", "run", "smoke", "net", "play", "checking", "report", "bench_report"),
+    *("plan_report", "plan_page", "gang", "gang_report", "check_report", "logs", "net_report", "net_page", "lab"),
+    *("cli", "__main__"),
 )
 
 #: What reaches a host, a network or another program.
