@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from ppdeploy.agent.records import Failure
 from ppdeploy.agent.settings import Settings
 
@@ -9,6 +12,27 @@ from ppdeploy.agent.settings import Settings
 def recent(failures: tuple[Failure, ...], now: float, settings: Settings) -> tuple[Failure, ...]:
     """Return the failures that still count."""
     return tuple(failure for failure in failures if now - failure.at <= settings.budget_window)
+
+
+def with_failure(failures: tuple[Failure, ...], latest: Failure) -> tuple[Failure, ...]:
+    """Return the failures with one more; only that one may still turn out to be a reboot's."""
+    return (*closed(failures), latest)
+
+
+def closed(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+    """Return the failures as they stay: whether a host was going down is no longer asked."""
+    return tuple(replace(failure, boots=()) for failure in failures)
+
+
+def without_reboot(failures: tuple[Failure, ...], boots: Mapping[str, str]) -> tuple[Failure, ...]:
+    """Return the failures without the latest one, if a machine of its generation has been booted since.
+
+    Of a host that goes down in good order the others see first that their connections break, and only later that it
+    is gone. `boots` has the present boot of each machine that is heard.
+    """
+    if failures and any(boots.get(machine, boot) != boot for machine, boot in failures[-1].boots):
+        return failures[:-1]
+    return failures
 
 
 def exhausted(failures: tuple[Failure, ...], now: float, settings: Settings) -> bool:

@@ -224,6 +224,8 @@ def _while_down(head: Head, room: Room) -> Head:
     if higher or record.generation == NONE:
         reason = f"heard of generation {max(higher)}" if higher else "first generation"
         return _bump(head, room, reason)
+    record = _without_reboot(record, room)
+    head = replace(head, record=record)
     members, digest = _with_news(record, room), room.local.release.digest
     if members != record.members or digest != record.release:
         record = replace(record, members=members, release=digest)
@@ -241,6 +243,17 @@ def _while_down(head: Head, room: Room) -> Head:
     if obstacles:
         return replace(head, phase=WAITING, remark="; ".join(obstacles))
     return _launch(head, room)
+
+
+def _without_reboot(record: Record, room: Room) -> Record:
+    """Return the record without the failure that was a host's going down, as its new boot shows.
+
+    What has `failed` outlives reboots: only a person's `start` ends that.
+    """
+    if record.failed:
+        return record
+    boots = {answer.machine_id: answer.boot_id for answer in room.answers.values()}
+    return replace(record, failures=budget.without_reboot(record.failures, boots))
 
 
 def _not_gone(record: Record, room: Room) -> tuple[list[str], list[str]]:
@@ -310,7 +323,10 @@ def _node_obstacles(node: Member, digest: str, record: Record, room: Room) -> li
 def _launch(head: Head, room: Room) -> Head:
     release = room.local.release
     members = tuple(replace(node, boot_id=room.answers[node.name].boot_id) for node in release.nodes)
-    record = replace(head.record, launched=True, release=release.digest, members=members, stall_limit=0.0)
+    failures = budget.closed(head.record.failures)
+    record = replace(
+        head.record, launched=True, release=release.digest, members=members, stall_limit=0.0, failures=failures
+    )
     return replace(
         head,
         record=record,
@@ -489,7 +505,8 @@ def _fail(head: Head, room: Room, fault: Fault) -> Head:
     failures, series, failed = budget.recent(record.failures, now, settings), record.series, record.failed
     if fault.own:
         series = series if failures else record.generation
-        failures += (Failure(record.generation, now, fault.reason),)
+        boots = tuple((member.machine_id, member.boot_id) for member in record.members if member.boot_id)
+        failures = budget.with_failure(failures, Failure(record.generation, now, fault.reason, boots))
     if fault.own and budget.exhausted(failures, now, settings):
         failed = (
             f"{len(failures)} failures in {settings.budget_window / 60:.0f} minutes, the last: {fault.reason};"

@@ -26,11 +26,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure of the gang's own making; `at` is in seconds of the agent's clock."""
+    """A failure of the gang's own making; `at` is in seconds of the agent's clock.
+
+    `boots` are the machines that the generation was launched on, each with its boot then: only those of the latest
+    failure, until the next launch.
+    """
 
     generation: GenerationId
     at: float
     reason: str
+    boots: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

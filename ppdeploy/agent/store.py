@@ -157,6 +157,8 @@ def record_from_bytes(payload: bytes | None, moment: float, boot_id: str) -> Rec
                 generation_from_json(item["generation"]),
                 float(item["at"]) if same else moment - float(item["age"]),
                 str(item["reason"]),
+                # As `stall_limit` below.
+                tuple((str(machine), str(boot)) for machine, boot in item.get("boots", ())),
             )
             for item in data["failures"]
         )

@@ -62,6 +62,34 @@ def test_a_rank_that_exits_takes_all_others_with_it_and_they_come_back(victim: s
     assert len(world.nodes["n0"].record.failures) == 1
 
 
+@pytest.mark.parametrize("victim", ["n1", "n2"])
+def test_a_host_that_goes_down_in_good_order_spends_no_budget(victim: str) -> None:
+    # The others' ranks end first, since their connections break; then the host is gone.
+    world = _gang(settings=replace(CALM, budget=2))
+    for _ in range(3):
+        world.kill_rank(world.nodes["n0"], 1)
+        world.run(0.3)
+        world.power_off(world.nodes[victim], 40.0)
+        world.run(20.0)
+        assert _phase(world.nodes["n0"]) == head.WAITING
+        assert _seconds(world, _serving(world), 90.0) < 20.0 + LOAD + 15.0
+        assert world.nodes["n0"].record.failures == ()
+        world.run(30.0)
+
+
+def test_only_the_failure_of_the_reboot_is_forgiven() -> None:
+    world = _gang()
+    world.kill_rank(world.nodes["n1"], 1)
+    assert _seconds(world, lambda: _phase(world.nodes["n0"]) != head.SERVING, 5.0) < 5.0
+    assert _seconds(world, _serving(world), 60.0) < LOAD + 15.0
+    world.run(30.0)
+    world.kill_rank(world.nodes["n0"], 1)
+    world.run(0.3)
+    world.power_off(world.nodes["n2"], 40.0)
+    assert _seconds(world, _serving(world), 120.0) < 40.0 + LOAD + 15.0
+    assert len(world.nodes["n0"].record.failures) == 1
+
+
 @pytest.mark.parametrize("victim", ["n0", "n1"])
 def test_a_hung_rank_is_found_within_thirty_seconds_on_an_idle_gang(victim: str) -> None:
     world = _gang(2)

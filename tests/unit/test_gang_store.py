@@ -25,7 +25,7 @@ RECORD = Record(
     wanted="stop",
     serial=7,
     failed="too often",
-    failures=(Failure(G1, 900.0, "exit"),),
+    failures=(Failure(G1, 900.0, "exit", (("machine-a", "boot-1"),)),),
     streak=3,
     series=G1,
     forgotten=("machine-z",),
@@ -99,7 +99,7 @@ def test_a_record_of_an_agent_before_the_stall_limit_is_read() -> None:
 def test_powered_off_time_counts_as_nothing() -> None:
     stored = record_to_bytes(RECORD, 1000.0, "boot")
     found = record_from_bytes(stored, 5.0, "another boot")
-    assert found.failures == (Failure(G1, 5.0 - 100.0, "exit"),)
+    assert found.failures == (Failure(G1, 5.0 - 100.0, "exit", (("machine-a", "boot-1"),)),)
     assert found.failed == "too often"
 
 
