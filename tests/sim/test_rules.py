@@ -49,13 +49,16 @@ def _first_failure(
     switches: Switches | None = None,
     pause: float = 4.0,
     runs: int = 150,
+    of: type[AssertionError] = AssertionError,
 ) -> AssertionError | None:
+    """Return the first failure of a kind; a gang that does not serve again is one of the general kind."""
     for seed in range(runs):
         world = World(seed, 2 + seed % 3, settings, slow=0.15, switches=switches)
         try:
             faults.story(world, throw, count=int(40 / pause), pause=pause)
         except AssertionError as error:
-            return error
+            if isinstance(error, of):
+                return error
     return None
 
 
@@ -68,7 +71,7 @@ def test_1_without_the_promise_an_old_absence_passes_for_a_stop(monkeypatch: pyt
 
 def test_2_without_tickets_a_queued_start_fires_after_absent_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(custody, "is_absent", _processes_only)
-    found = _first_failure((faults.kill_rank, faults.kill_agent), switches=Switches(tickets=False))
+    found = _first_failure((faults.kill_rank, faults.kill_agent), switches=Switches(tickets=False), of=BrokenRuleError)
     assert isinstance(found, BrokenRuleError)
     assert "at once" in str(found) or "twice" in str(found)
 

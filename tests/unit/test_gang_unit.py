@@ -93,7 +93,8 @@ def test_kills_repeated_while_a_unit_ends_ask_systemd_no_more_often(
     time.sleep(1.0)
     begun = _shows(systemctl)
     time.sleep(2.0)
-    assert _shows(systemctl) - begun <= 8, "each answer makes the next question"
+    # One chain of questions asks about seven times in two seconds, sixty of them four hundred times.
+    assert _shows(systemctl) - begun <= 30, "each answer makes the next question"
     assert (systemctl / "calls").read_text().count("stop --no-block") <= 10
 
 
