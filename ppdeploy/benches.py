@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ppdeploy.errors import InputError
+from ppdeploy.paths import kept_dir
 from ppdeploy.plan.bench import BENCH_SCHEMA, BenchRun
 
 #: Files of a pipeline that are read, the newest: a plan is made often, and what was long ago says less.
@@ -17,7 +18,7 @@ MOST_READ = 20
 
 def bench_folder(inventory_dir: Path, pipeline: str) -> Path:
     """Return where the benchmarks of a pipeline are kept; hidden, since Ansible reads other files as inventories."""
-    return inventory_dir.resolve() / ".ppdeploy" / "bench" / pipeline
+    return kept_dir(inventory_dir) / "bench" / pipeline
 
 
 def bench_file(inventory_dir: Path, run: BenchRun) -> Path:
@@ -37,7 +38,7 @@ def read_benches(inventory_dir: Path) -> tuple[BenchRun, ...]:
     One of another version of ppdeploy, with another form, is left out. Raises InputError for a file that cannot be
     read: half of a measurement would be worse than none.
     """
-    top = inventory_dir.resolve() / ".ppdeploy" / "bench"
+    top = kept_dir(inventory_dir) / "bench"
     if not top.is_dir():
         return ()
     found = []

@@ -27,3 +27,8 @@ def cache_dir() -> Path:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "ppdeploy"
+
+
+def kept_dir(inventory_dir: Path) -> Path:
+    """Return the folder of what is kept beside an inventory: hidden, since Ansible reads every other file there."""
+    return inventory_dir.resolve() / ".ppdeploy"

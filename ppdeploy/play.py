@@ -23,7 +23,7 @@ from ppdeploy.facts import NodeFacts
 from ppdeploy.model import Loading
 from ppdeploy.net import NetReport, kept_file, kept_links, measured_links, node_request, rounds, with_sentence
 from ppdeploy.net import judge as judge_net
-from ppdeploy.paths import cache_dir
+from ppdeploy.paths import cache_dir, kept_dir
 from ppdeploy.plan import BenchRun, Plan, build_plan, facts_request, speed_models
 from ppdeploy.plan.bench import (
     AskedLoad,
@@ -285,8 +285,8 @@ def agent_slice(spec: Spec, node: NodePlan) -> dict[str, Any]:
     """Return what the role gang_agent is given beside the templates' variable; the key is no part of any plan."""
     return {
         "file": str(agent_file()),
-        # Made by the play where it is missing; hidden, since Ansible reads every other file there as an inventory.
-        "key_file": str(spec.inventory_dir.resolve() / ".ppdeploy" / f"{node.pipeline}-agent.key"),
+        # Made by the play where it is missing.
+        "key_file": str(kept_dir(spec.inventory_dir) / f"{node.pipeline}-agent.key"),
         "files": [
             {"path": file.path, "template": file.template, "mode": file.mode}
             for file in node.files

@@ -336,7 +336,7 @@ def wait(params: dict[str, Any]) -> dict[str, Any]:
         state = unit_state(unit)
     if is_running(state):
         return {"done": False, "ok": True, "reason": "", "measured": {}, "progress": progress(f"{folder}/err")}
-    measured = result(f"{folder}/work/result.json")
+    measured = result(str(Path(folder, "work", "result.json")))
     reason = ending(state, folder, params["timeout"], bool(measured))
     take_away(params["pipeline"], folder)
     return {"done": True, "ok": not reason, "reason": reason, "measured": measured, "progress": ""}

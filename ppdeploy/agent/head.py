@@ -253,7 +253,9 @@ def _without_reboot(record: Record, room: Room) -> Record:
     if record.failed:
         return record
     boots = {answer.machine_id: answer.boot_id for answer in room.answers.values()}
-    return replace(record, failures=budget.without_reboot(record.failures, boots))
+    failures = budget.without_reboot(record.failures, boots)
+    # The same object while nothing changes: this is asked in every loop, and a new one would wake the storer.
+    return record if failures is record.failures else replace(record, failures=failures)
 
 
 def _not_gone(record: Record, room: Room) -> tuple[list[str], list[str]]:

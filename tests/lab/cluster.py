@@ -17,6 +17,8 @@ from xml.etree import ElementTree
 import yaml
 
 from ppdeploy.lab import Lab
+from ppdeploy.lab.inventory import LabInventory
+from ppdeploy.lab.ready import tiny_model
 from ppdeploy.paths import data_root
 from ppdeploy.plan import Plan
 from ppdeploy.run.environment import search_path
@@ -42,6 +44,13 @@ for path in /etc/systemd /opt /var/lib/ppdeploy /var/cache/ppdeploy; do
     -o -type d -printf '%p %M %u:%g\n' -o -printf '%p %M %u:%g %T@ %l\n' -type f -exec sha256sum {} +
 done | sort
 """
+
+
+def described() -> LabInventory:
+    """Return what the lab's inventory is to say: one pipeline over both hosts."""
+    # vLLM's own limit for a step that never ends; its 300 s would make each fault take as long.
+    variables = {"ppdeploy_env": {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}}
+    return LabInventory.one_pipeline(2, model=str(tiny_model()), vars=variables)
 
 
 @dataclass(frozen=True)
@@ -164,6 +173,21 @@ class Cluster:
         seconds = time.monotonic() - began
         self.stages.append((f"{name} [{done.returncode}]", seconds))
         return Done(name, done.returncode, done.stdout, done.stderr, seconds)
+
+    def variant(self, path: Path, **variables: Any) -> Path:
+        """Write the inventory to `path` with other variables of its pipeline, by their names without `ppdeploy_`.
+
+        None removes a variable, a map is added to the one that is there. Returns the path.
+        """
+        tree = yaml.safe_load(self.inventory.read_text())["vllm"]
+        own = tree["children"][PIPELINE]["vars"]
+        for name, value in variables.items():
+            key = f"ppdeploy_{name}"
+            before = own.pop(key, tree["vars"].pop(key, None))
+            if value is not None:
+                own[key] = {**(before or {}), **value} if isinstance(value, dict) else value
+        path.write_text(yaml.safe_dump({"vllm": tree}, sort_keys=False))
+        return path
 
     # -- what the hosts are like --------------------------------------------------------------------------
 

@@ -11,10 +11,9 @@ from types import FrameType
 import pytest
 
 from ppdeploy.lab import Lab
-from ppdeploy.lab.inventory import LabInventory
-from ppdeploy.lab.ready import tiny_model, up_with_vllm
+from ppdeploy.lab.ready import up_with_vllm
 from ppdeploy.lab.state import default_name
-from tests.lab.cluster import Cluster, FirstApply
+from tests.lab.cluster import Cluster, FirstApply, described
 
 _HERE = Path(__file__).parent
 
@@ -79,10 +78,7 @@ def lab() -> Iterator[Lab]:
     try:
         # Never a lab that an earlier session left: its hosts are no fresh hosts.
         found.down()
-        # vLLM's own limit for a step that never ends; its 300 s would make each fault take as long.
-        variables = {"ppdeploy_env": {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}}
-        described = LabInventory.one_pipeline(2, model=str(tiny_model()), vars=variables)
-        up_with_vllm(found, 2, inventory=described, owner=os.getpid())
+        up_with_vllm(found, 2, inventory=described(), owner=os.getpid())
         yield found
     finally:
         found.down()

@@ -51,7 +51,10 @@ def test_render_writes_what_lies_on_the_hosts(served: Cluster, tmp_path: Path) -
         folder = tmp_path / "files" / node
         texts = {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         rendered = {path: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
-        script = f"sha256sum {RELEASES}/*/* /etc/systemd/system/ppdeploy-rank@.service"
+        # All but the packed agent, which is no template, and the key, which is in no plan.
+        agent = "/opt/ppdeploy/agent/*.sh /etc/ppdeploy/*.json"
+        units = "$(find /etc/systemd/system -maxdepth 1 -type f -name 'ppdeploy-*')"
+        script = f"sha256sum {RELEASES}/*/* {units} {agent}"
         lines = (line.split(None, 1) for line in served.out(node, script).splitlines())
         assert rendered == {path: digest for digest, path in lines}
 

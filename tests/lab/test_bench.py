@@ -108,6 +108,7 @@ def test_a_pipeline_that_is_asked_is_not_measured(served: Cluster) -> None:
 
 
 def test_a_request_that_the_model_does_not_take_touches_no_host(served: Cluster) -> None:
-    done = served.ppdeploy("bench", "--input", "1020", "--output", "100")
+    longest = served.plan().pipelines[0].capacity.max_model_len
+    done = served.ppdeploy("bench", "--input", str(longest - 4), "--output", "100")
     assert done.code == 2, done.said
-    assert "more than the model's 1024" in done.error
+    assert f"more than the model's {longest}" in done.error

@@ -19,6 +19,7 @@ from ppdeploy.lab import Lab
 from ppdeploy.lab.keeper import start_time
 from ppdeploy.lab.ready import up_with_vllm
 from ppdeploy.lab.rootfs import machine_release
+from tests.lab.cluster import described
 
 
 @pytest.fixture
@@ -289,10 +290,10 @@ def test_a_host_can_touch_neither_clock_nor_modules_nor_kernel_settings(lab: Lab
 
 def test_up_again_leaves_running_hosts_alone_and_starts_the_others(lab: Lab, node1: str) -> None:
     pids = [lab.pid(node) for node in lab.nodes]
-    up_with_vllm(lab, 2, owner=os.getpid())
+    up_with_vllm(lab, 2, inventory=described(), owner=os.getpid())
     assert [lab.pid(node) for node in lab.nodes] == pids
     lab.kill(node1)
-    up_with_vllm(lab, 2, owner=os.getpid())
+    up_with_vllm(lab, 2, inventory=described(), owner=os.getpid())
     assert lab.pid(node1) not in (None, pids[0])
     assert lab.pid("node2") == pids[1]
 

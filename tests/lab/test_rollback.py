@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
 from ppdeploy.errors import RolledBackError
 from tests.lab.cluster import PIPELINE, PROMPTS, Cluster
 
@@ -15,11 +13,7 @@ BROKEN = {"VLLM_LOGGING_CONFIG_PATH": "/etc/ppdeploy/no-such-logging.json"}
 
 def test_the_last_release_serves_again_by_itself(served: Cluster, tmp_path: Path) -> None:
     before, text = served.plan().pipelines[0].release, served.complete(PROMPTS[0])
-    tree = yaml.safe_load(served.inventory.read_text())
-    tree["vllm"]["children"][PIPELINE]["vars"]["ppdeploy_env"] |= BROKEN
-    inventory = tmp_path / "hosts.yml"
-    inventory.write_text(yaml.safe_dump(tree, sort_keys=False))
-
+    inventory = served.variant(tmp_path / "hosts.yml", env=BROKEN)
     done = served.ppdeploy("apply", "--json", inventory=inventory)
     assert done.code == RolledBackError.exit_code, done.said
     assert "failed 3 times while starting" in done.error

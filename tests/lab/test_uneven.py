@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import yaml
 
 from ppdeploy.plan import PipelinePlan
 from tests.lab.cluster import PROMPTS, Cluster
@@ -32,13 +31,9 @@ def evenly(served: Cluster) -> list[str]:
 def uneven(served: Cluster, evenly: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The same pipeline on hosts with a memory limit each, set up for the longest context."""
     assert len(set(evenly)) == len(PROMPTS)
-    tree = yaml.safe_load(served.inventory.read_text())
-    (pipeline,) = tree["vllm"]["children"].values()
     # The size of the cache is to come from the plan.
-    del pipeline["vars"]["ppdeploy_kv_cache_gib"]
-    pipeline["vars"]["ppdeploy_goal"] = "context"
-    inventory = tmp_path_factory.mktemp("uneven") / "hosts.yml"
-    inventory.write_text(yaml.safe_dump(tree, sort_keys=False))
+    path = tmp_path_factory.mktemp("uneven") / "hosts.yml"
+    inventory = served.variant(path, kv_cache_gib=None, goal="context")
     cluster = replace(served, inventory=inventory)
     stop = served.ppdeploy("stop")
     assert stop.code == 0, stop.said
@@ -47,9 +42,9 @@ def uneven(served: Cluster, evenly: list[str], tmp_path_factory: pytest.TempPath
             served.lab.memory_limit(node, limit)
         done = cluster.ppdeploy("apply", "--json")
         assert done.code == 0, done.said
+        # It goes on serving: the next test compares what it writes with what one host writes.
         yield cluster
     finally:
-        cluster.ppdeploy("stop")
         for node in MEMORY:
             served.lab.memory_limit(node, None)
 

@@ -26,14 +26,17 @@ def _gang(count: int = 3, settings: Settings = CALM, seed: int = 1) -> World:
     return world
 
 
-def _phase(node: Node) -> str:
+def _head(node: Node) -> head.Head:
     assert node.agent is not None
-    return node.agent.state.head.phase
+    return node.agent.state.head
+
+
+def _phase(node: Node) -> str:
+    return _head(node).phase
 
 
 def _remark(node: Node) -> str:
-    assert node.agent is not None
-    return node.agent.state.head.remark
+    return _head(node).remark
 
 
 def _seconds(world: World, until: Callable[[], bool], limit: float) -> float:
@@ -336,7 +339,7 @@ def test_no_deadline_runs_before_the_ask_is_stored(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(world, "act", store_slowly)
     world.apply("r0", list(world.nodes))
     assert world.run(90.0, until=lambda: world.serving_head() is not None), faults.explain(world, "never served")
-    assert not world.nodes["n0"].agent.state.head.restarts  # type: ignore[union-attr]
+    assert not _head(world.nodes["n0"]).restarts
 
 
 def test_an_agent_that_begins_anew_still_knows_how_long_a_prefill_takes_here(monkeypatch: pytest.MonkeyPatch) -> None:
