@@ -81,14 +81,14 @@ def test_nothing_of_it_is_left_on_the_hosts(served: Cluster, benched: Done) -> N
 
 @contextmanager
 def _asked(cluster: Cluster) -> Iterator[None]:
-    """Let two clients ask the pipeline all the time."""
+    """Let four clients ask the pipeline all the time, but for the start of each request's own SSH session."""
     done = threading.Event()
 
     def ask(prompt: str) -> None:
         while not done.is_set():
             cluster.complete(prompt, tokens=200)
 
-    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in ("one", "two")]
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in ("one", "two", "three", "four")]
     for thread in threads:
         thread.start()
     try:

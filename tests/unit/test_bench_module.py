@@ -105,8 +105,13 @@ def test_nor_one_whose_agent_or_api_is_silent(node: str, tmp_path: Path) -> None
 def test_requests_in_flight_are_told_but_not_the_agents_own_short_one(node: str) -> None:
     _Node.running = [3]
     assert look(node)["in_flight"] == 3
-    _Node.running = [1, 0]
+    _Node.running = [0, 1, 0]
     assert look(node)["in_flight"] == 0
+
+
+def test_people_who_pause_between_their_requests_are_seen(node: str) -> None:
+    _Node.running = [0, 2, 0, 0, 2, 0]
+    assert look(node)["in_flight"] == 2
 
 
 def test_requests_of_all_engines_are_counted() -> None:
