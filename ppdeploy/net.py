@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ppdeploy.paths import kept_dir
 from ppdeploy.plan.measured import MeasuredLink, negotiated_mbit
 from ppdeploy.plan.network import TCP_GOODPUT
 from ppdeploy.plan.types import NodePlan, Outlook, PipelinePlan
@@ -466,7 +467,7 @@ def measured_links(report: NetReport, pipeline: str) -> tuple[MeasuredLink, ...]
 
 def kept_file(inventory_dir: Path, pipeline: str) -> Path:
     """Return where the last measurement of a pipeline is kept; hidden, since Ansible reads other files there."""
-    return inventory_dir.resolve() / ".ppdeploy" / f"{pipeline}-net.json"
+    return kept_dir(inventory_dir) / f"{pipeline}-net.json"
 
 
 def kept_links(inventory_dir: Path, pipeline: str) -> tuple[MeasuredLink, ...]:
