@@ -387,6 +387,18 @@ class PeerRoute(_Fact):
     problem: str | None
 
 
+class Gid(_Fact):
+    """An address of an RDMA port."""
+
+    index: int
+    address: str
+    """As an IPv6 address: an IPv4 one is mapped into it."""
+    kind: str
+    """IB/RoCE v1 or RoCE v2."""
+    interface: str | None
+    """The NIC that has the address, on Ethernet."""
+
+
 class RdmaDevice(_Fact):
     """An RDMA device (InfiniBand, RoCE)."""
 
@@ -397,6 +409,8 @@ class RdmaDevice(_Fact):
     """ACTIVE, DOWN, ..."""
     interfaces: tuple[str, ...]
     """The NICs of the same PCI device."""
+    gids: tuple[Gid, ...]
+    """The addresses of its first port that are in use."""
 
 
 class Python(_Fact):
@@ -598,6 +612,8 @@ class NodeFacts(_Fact):
     peer_routes: tuple[PeerRoute, ...]
     """One for each of the `peers` asked for."""
     rdma_devices: tuple[RdmaDevice, ...]
+    verbs_library: str | None
+    """Where libibverbs.so.1 lies, without which NCCL has no RDMA."""
     sysctl: Sysctl
     pythons: tuple[Python, ...]
     """Newest first."""

@@ -285,6 +285,7 @@ def make_facts(host: str, number: int, said: ShortFacts, nic: Nic, gpus: Sequenc
         default_routes=(),
         peer_routes=(),
         rdma_devices=(),
+        verbs_library=None,
         sysctl=Sysctl(ip_local_port_range=(32768, 60999), ip_local_reserved_ports=None),
         pythons=(Python(path="/usr/bin/python3.11", version="3.11.2"),),
         tools={"rsync": "/usr/bin/rsync", "ip": "/usr/sbin/ip"},

@@ -240,6 +240,7 @@ def make_facts(
         "default_routes": (DefaultRoute(family=4, interface=all_nics[1].name, gateway="192.0.2.1", metric=0),),
         "peer_routes": (),
         "rdma_devices": (),
+        "verbs_library": None,
         "sysctl": Sysctl(ip_local_port_range=(32768, 60999), ip_local_reserved_ports=""),
         "pythons": (Python(path="/usr/bin/python3.11", version="3.11.2"),),
         "tools": {"rsync": "/usr/bin/rsync", "ip": "/usr/sbin/ip", "ethtool": "/usr/sbin/ethtool"},

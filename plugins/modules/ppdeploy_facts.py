@@ -171,6 +171,7 @@ SCHEMA_VERSION = 1
 # Where facts are read; a test puts a recorded tree there.
 SYS = "/sys"
 PROC = "/proc"
+LIBRARIES = "/usr/lib"
 ETC = "/etc"
 OPT = "/opt/ppdeploy"
 RUN = "/run"
@@ -1212,8 +1213,26 @@ def batch_answers(out: str, err: str) -> tuple[dict[str, Facts], dict[int, str]]
     return found, failed
 
 
+def gids(port: str) -> list[Facts]:
+    """Return the addresses of an RDMA port that are in use, each with its type and, on Ethernet, its NIC."""
+    found = []
+    for name in list_folder(f"{port}/gids"):
+        address, kind = read_or(f"{port}/gids/{name}"), read_or(f"{port}/gid_attrs/types/{name}")
+        # An entry that nothing has taken is all zeros, and has no type.
+        if address and kind and address.strip(":0"):
+            interface = read_or(f"{port}/gid_attrs/ndevs/{name}")
+            found.append({"index": int(name), "address": address, "kind": kind, "interface": interface})
+    return sorted(found, key=lambda gid: gid["index"])
+
+
+def verbs_library() -> str | None:
+    """Return where the library of RDMA verbs lies, which NCCL opens by that name."""
+    folders = [*sorted(Path(LIBRARIES).glob("*-linux-gnu")), Path(f"{LIBRARIES}64"), Path(LIBRARIES)]
+    return next((str(path) for folder in folders if (path := folder / "libibverbs.so.1").exists()), None)
+
+
 def rdma_devices() -> list[Facts]:
-    """Return the RDMA devices with the state of their first port."""
+    """Return the RDMA devices with the state and the addresses of their first port."""
     base = f"{SYS}/class/infiniband"
     found = []
     for name in list_folder(base):
@@ -1224,6 +1243,7 @@ def rdma_devices() -> list[Facts]:
                 "link_layer": read_or(f"{base}/{name}/ports/1/link_layer"),
                 "state": state.split(":")[-1].strip() if state else None,
                 "interfaces": list_folder(f"{base}/{name}/device/net"),
+                "gids": gids(f"{base}/{name}/ports/1"),
             }
         )
     return found
@@ -1643,6 +1663,7 @@ def collect(params: Facts) -> Facts:
         "pci_accelerators": guard("pci_accelerators", pci_accelerators) or [],
         "default_routes": guard("default_routes", read_default_routes) or [],
         "rdma_devices": guard("rdma_devices", rdma_devices) or [],
+        "verbs_library": guard("verbs_library", verbs_library),
         "sysctl": guard("sysctl", sysctl) or {"ip_local_port_range": None, "ip_local_reserved_ports": None},
         "kernels": guard("kernels", kernels),
         "rivals": guard("rivals", rivals),

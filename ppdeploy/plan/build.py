@@ -21,6 +21,7 @@ from ppdeploy.plan.expect import SpeedModel, expect
 from ppdeploy.plan.fabric import Wish, choose_fabric
 from ppdeploy.plan.layout import choose_layout, default_partition
 from ppdeploy.plan.measured import MeasuredLink
+from ppdeploy.plan.rdma import choose_rdma
 from ppdeploy.plan.refinement import refine_plan
 from ppdeploy.plan.rules import broken_rules
 from ppdeploy.plan.sidecars import plan_sidecars, sidecar_file
@@ -204,6 +205,7 @@ def _pipeline(
     }
     tunings = {host: _tuning(spec, facts[host], fabric[host]) for host in hosts}
     rate = _slowest_mbit(fabric)
+    rdma = choose_rdma(spec.name, facts, fabric) if wants.transport == "rdma" else {}
     nodes = []
     for rank, host in enumerate(spec.hosts):
         devices = tuple(range(layout.ranks_per_node)) if wants.device == "cuda" else ()
@@ -216,6 +218,7 @@ def _pipeline(
                 node_rank=rank,
                 role="head" if rank == 0 else "worker",
                 fabric=fabric[host.name],
+                rdma=rdma.get(host.name),
                 stages=layout.stages(rank),
                 world_ranks=layout.world_ranks(rank),
                 devices=devices,
@@ -246,7 +249,13 @@ def _pipeline(
                     omp_threads_bind=host.vars.omp_threads_bind,
                     extra=wants.env,
                 ),
-                nccl_env=nccl_env(fabric[host.name].interface, rate_mbit=rate, debug=wants.nccl_debug, extra=wants.env),
+                nccl_env=nccl_env(
+                    fabric[host.name].interface,
+                    rate_mbit=rate,
+                    rdma=rdma.get(host.name),
+                    debug=wants.nccl_debug,
+                    extra=wants.env,
+                ),
                 peers=tuple(fabric[other].address for other in hosts if other != host.name),
                 ports=(wants.api_port, wants.master_port) if rank == 0 else (),
                 agent=plan_agent(cluster, host.name, fabric[host.name].address, wants),

@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ppdeploy.plan.types import Rdma
+
 SHUTDOWN_SECONDS = 30
 """How long a head that is told to stop finishes its requests; less than `TimeoutStopSec=` of the rank's unit."""
 
@@ -129,7 +131,12 @@ def rank_env(
 
 
 def nccl_env(
-    interface: str, *, rate_mbit: int | None = None, debug: str | None = None, extra: Collection[str] = ()
+    interface: str,
+    *,
+    rate_mbit: int | None = None,
+    rdma: Rdma | None = None,
+    debug: str | None = None,
+    extra: Collection[str] = (),
 ) -> dict[str, str]:
     """Return what keeps NCCL and gloo on the fabric NIC; the names may differ from node to node.
 
@@ -143,12 +150,22 @@ def nccl_env(
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": f"={interface}",
         "NCCL_SOCKET_FAMILY": "AF_INET",
-        "NCCL_IB_DISABLE": "1",
+        **_rdma_env(rdma),
     }
-    env |= {name: value for name, value in socket_threads(rate_mbit).items() if name not in extra}
+    threads = socket_threads(rate_mbit) if rdma is None else {}
+    env |= {name: value for name, value in threads.items() if name not in extra}
     if debug is not None:
         env["NCCL_DEBUG"] = debug
     return env
+
+
+def _rdma_env(rdma: Rdma | None) -> dict[str, str]:
+    """Return what has NCCL use RDMA or leave it; its documentation of NCCL_IB_HCA, NCCL_IB_GID_INDEX and NCCL_NET."""
+    if rdma is None:
+        return {"NCCL_IB_DISABLE": "1"}
+    # Without the name of the network NCCL would go back to TCP in silence when the device fails.
+    env = {"NCCL_IB_DISABLE": "0", "NCCL_NET": "IB", "NCCL_IB_HCA": f"={rdma.device}:1"}
+    return env if rdma.gid_index is None else {**env, "NCCL_IB_GID_INDEX": str(rdma.gid_index)}
 
 
 def socket_threads(rate_mbit: int | None) -> dict[str, str]:

@@ -48,6 +48,14 @@ class Fabric(Frozen):
     reason: str
 
 
+class Rdma(Frozen):
+    """The RDMA port behind the fabric NIC of a node, over which NCCL sends what is on its GPUs."""
+
+    device: str = Field(description="such as mlx5_0; its first port is used")
+    link_layer: Literal["Ethernet", "InfiniBand"]
+    gid_index: int | None = Field(description="of the fabric address, as RoCE v2; None on InfiniBand")
+
+
 class Stage(Frozen):
     """A contiguous run of layers. `first_layer` counts from 0; the stage ends before `first_layer + layers`."""
 
@@ -329,6 +337,7 @@ class NodePlan(Frozen):
     node_rank: int
     role: Role
     fabric: Fabric
+    rdma: Rdma | None = Field(default=None, description="None: the ranks talk by TCP alone")
     stages: tuple[Stage, ...]
     world_ranks: tuple[int, ...]
     devices: tuple[int, ...] = Field(description="indices of the GPUs in use; empty on cpu")

@@ -405,6 +405,12 @@ class _Builder:
                 self._where("ppdeploy_model_revision", where),
                 "remove ppdeploy_model_revision",
             )
+        if main.transport == "rdma" and main.device == "cpu" and known("transport", "device"):
+            self._add(
+                "ppdeploy_transport is rdma, and ranks on CPUs talk through gloo, which knows TCP alone",
+                self._where("ppdeploy_transport", where),
+                "remove ppdeploy_transport",
+            )
         same_path = main.wheelhouse is not None and main.wheelhouse.startswith("/")
         if main.wheelhouse_on_nodes and not same_path and known("wheelhouse"):
             self._add(

@@ -183,6 +183,7 @@ def _owner(name: str) -> str | None:
 
 _ENV_FABRIC = "set ppdeploy_fabric_interface or ppdeploy_fabric_subnet instead"
 _ENV_FOLDERS = "remove it: a rank writes to its own folders only, which the unit names"
+_ENV_TRANSPORT = "remove it, and set ppdeploy_transport: the plan takes device and address from the fabric NIC"
 _ENV_HIDDEN = "remove it: the environment is part of the plan and the release, which hold no secrets"
 _ENV_LOADER = "remove it: it would make a rank run other code than the locked venv"
 _ENV_OFFLINE = "remove it: ranks read the checked files of the release and never ask a hub"
@@ -195,7 +196,10 @@ OWNED_ENV: dict[str, str] = {
     "NCCL_SOCKET_IFNAME": _ENV_FABRIC,
     "TP_SOCKET_IFNAME": _ENV_FABRIC,
     "NCCL_SOCKET_FAMILY": _ENV_FABRIC,
-    "NCCL_IB_DISABLE": "remove it: the ranks talk by TCP over the fabric NIC",
+    "NCCL_IB_DISABLE": _ENV_TRANSPORT,
+    "NCCL_NET": _ENV_TRANSPORT,
+    "NCCL_IB_HCA": _ENV_TRANSPORT,
+    "NCCL_IB_GID_INDEX": _ENV_TRANSPORT,
     "CUDA_VISIBLE_DEVICES": "remove it: the plan sets it to exactly the GPUs of each rank",
     "CUDA_DEVICE_ORDER": "remove it: the plan counts GPUs in PCI order, as nvidia-smi does",
     "VLLM_PP_LAYER_PARTITION": "set ppdeploy_layer_partition instead",

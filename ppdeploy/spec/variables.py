@@ -396,6 +396,14 @@ class PipelineVars(Frozen):
         scope="pipeline",
         unset="as the host has it",
     )
+    transport: Literal["socket", "rdma"] = _var(
+        "How ranks on several nodes send what is on their GPUs: by TCP, or by RDMA (InfiniBand, RoCE) through the "
+        "fabric NIC. RDMA was never run on real hardware by this project, is seen by no firewall, and is refused where "
+        "a node has it not: it never goes back to TCP in silence.",
+        must="socket or rdma",
+        scope="pipeline",
+        default="socket",
+    )
     nccl_debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = _var(
         "What NCCL tells in the rank's journal; INFO names the NIC and the sockets of every connection.",
         must="VERSION, WARN, INFO or TRACE",

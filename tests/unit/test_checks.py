@@ -264,7 +264,11 @@ CASES: dict[str, Case] = {
         "ppdeploy check --limit chat -v",
     ),
     "rdma": Case(
-        on(rdma_devices=(RdmaDevice(name="mlx5_0", link_layer="Ethernet", state="DOWN", interfaces=("enp1s0",)),)),
+        on(
+            rdma_devices=(
+                RdmaDevice(name="mlx5_0", link_layer="Ethernet", state="DOWN", interfaces=("enp1s0",), gids=()),
+            )
+        ),
         "mlx5_0 is not active",
         "rdma link",
     ),

@@ -40,7 +40,7 @@ def said(out: str, err: str = "", status: int = 0) -> module.Command:
 @pytest.fixture
 def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Put a tree (path -> text or link) where the module reads /sys, /proc and /etc; return its folder."""
-    for name in ("SYS", "PROC", "ETC", "OPT", "UNITS"):
+    for name in ("SYS", "PROC", "ETC", "OPT", "UNITS", "LIBRARIES"):
         root = tmp_path / name.lower()
         root.mkdir()
         monkeypatch.setattr(module, name, str(root))
@@ -718,3 +718,39 @@ def test_kernels_and_nvidias_module(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         {"release": "6.1.0-40", "bootable": False, "nvidia_module": True},
         {"release": "6.1.0-41", "bootable": True, "nvidia_module": False},
     ]
+
+
+# ---- RDMA --------------------------------------------------------------------------------------------------------
+
+
+def test_an_rdma_device_has_the_addresses_that_are_in_use(plant: Any) -> None:
+    port = "sys/class/infiniband/mlx5_0/ports/1"
+    plant(
+        {
+            f"{port}/state": "4: ACTIVE\n",
+            f"{port}/link_layer": "Ethernet\n",
+            f"{port}/gids/0": "fe80:0000:0000:0000:0a00:27ff:fe00:0001\n",
+            f"{port}/gids/3": "0000:0000:0000:0000:0000:ffff:c633:640b\n",
+            f"{port}/gids/4": "0000:0000:0000:0000:0000:0000:0000:0000\n",
+            f"{port}/gids/10": "0000:0000:0000:0000:0000:ffff:c633:640c\n",
+            f"{port}/gid_attrs/types/0": "IB/RoCE v1\n",
+            f"{port}/gid_attrs/types/3": "RoCE v2\n",
+            f"{port}/gid_attrs/types/4": "RoCE v2\n",
+            f"{port}/gid_attrs/ndevs/0": "enp1s0\n",
+            f"{port}/gid_attrs/ndevs/3": "enp1s0\n",
+            "sys/class/infiniband/mlx5_0/device/net/enp1s0/mtu": "1500\n",
+        }
+    )
+    (found,) = module.rdma_devices()
+    assert (found["name"], found["state"], found["interfaces"]) == ("mlx5_0", "ACTIVE", ["enp1s0"])
+    assert [(gid["index"], gid["kind"], gid["interface"]) for gid in found["gids"]] == [
+        (0, "IB/RoCE v1", "enp1s0"),
+        (3, "RoCE v2", "enp1s0"),
+    ]
+
+
+@pytest.mark.parametrize("folder", ["x86_64-linux-gnu", "../libraries64", "."])
+def test_the_library_of_verbs_is_found_where_distributions_put_it(plant: Any, folder: str) -> None:
+    assert module.verbs_library() is None
+    plant({f"libraries/{folder}/libibverbs.so.1": ""})
+    assert str(module.verbs_library()).endswith("libibverbs.so.1")

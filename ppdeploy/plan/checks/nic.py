@@ -308,4 +308,6 @@ def _rdma(s: NodeSituation) -> Answer:
     if down:
         return Fault(f"{', '.join(down)} is not active")
     listed = ", ".join(f"{one.name} ({one.link_layer})" for one in s.facts.rdma_devices)
-    return Fine(f"{listed} is there and not used: ranks talk by TCP")
+    if s.rdma is not None:
+        return Fine(f"{listed} is there, and ranks talk through {s.rdma.device}")
+    return Fine(f"{listed} is there and not used: ranks talk by TCP unless ppdeploy_transport is rdma")

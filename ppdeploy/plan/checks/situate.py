@@ -80,6 +80,7 @@ def _planned(spec: PipelineSpec, known: NodeSituation, plan: PipelinePlan, node:
         vllm=plan.environment.vllm_version,
         venv=plan.environment.directory.rsplit("/", 1)[1],
         fabric=node.fabric,
+        rdma=node.rdma,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from ppdeploy.facts import Nic, NodeFacts
-from ppdeploy.plan.types import Fabric, Verdict
+from ppdeploy.plan.types import Fabric, Rdma, Verdict
 from ppdeploy.probes import Listener, NodeProbe, PeerProbe
 
 Scope = Literal["node", "pair", "pipeline"]
@@ -82,6 +82,7 @@ class NodeSituation:
     venv: str | None = None
     """Name of the environment's folder."""
     fabric: Fabric | None = None
+    rdma: Rdma | None = None
     probe: NodeProbe | None = None
     probe_problem: str = ""
     """Why the node could not look at its peers, where it was asked to."""
