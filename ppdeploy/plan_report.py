@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ppdeploy.bench_report import refinement_text, seconds_text, speed_text
-from ppdeploy.plan.types import Model, Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory
+from ppdeploy.plan.types import Model, Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory, TuningPlan
 from ppdeploy.plan.words import gib_text
 from ppdeploy.render import file_path, stages_text
 from ppdeploy.report import SHORT_DIGEST, findings_report, plain_table, work_text
@@ -179,6 +179,7 @@ def plan_report(plan: Plan, *, verbose: bool = False) -> Iterator[RenderableType
         if verbose:
             yield _nodes(pipeline)
             yield from _fabric(pipeline)
+            yield from _not_tuned(pipeline)
             yield from _what_runs(pipeline)
         yield from findings_report(pipeline.findings)
         yield ""
@@ -283,12 +284,31 @@ def _cells(speed: Speed) -> tuple[str, ...]:
 
 
 def _work(pipeline: PipelinePlan) -> Iterator[RenderableType]:
+    for work, hosts in _grouped({node.host: work_text(node.work) for node in pipeline.nodes}):
+        yield Text(f"apply will, on {hosts}: {work}")
+    tuned = {node.host: "; ".join(tuning_texts(node.tuning)) for node in pipeline.nodes}
+    for settings, hosts in _grouped({host: text for host, text in tuned.items() if text}):
+        yield Text(f"tuned on {hosts}: {settings}")
+
+
+def _grouped(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each text once, with the hosts that it is of, in words."""
     groups: dict[str, list[str]] = {}
-    for node in pipeline.nodes:
-        groups.setdefault(work_text(node.work), []).append(node.host)
-    for work, hosts in groups.items():
-        named = ", ".join(hosts) if len(hosts) <= MOST_STAGES else f"{hosts[0]} and {len(hosts) - 1} more"
-        yield Text(f"apply will, on {named}: {work}")
+    for host, text in texts.items():
+        groups.setdefault(text, []).append(host)
+    for text, hosts in groups.items():
+        yield text, ", ".join(hosts) if len(hosts) <= MOST_STAGES else f"{hosts[0]} and {len(hosts) - 1} more"
+
+
+def tuning_texts(tuning: TuningPlan) -> Iterator[str]:
+    """Yield in words what is set on a node, such as `mtu 9000 (was 1500)`; nothing of what stays as it is."""
+    for one in tuning.settings:
+        name = one.key.removeprefix("sysctl.")
+        if one.verdict == "set":
+            was = f" (was {one.before})" if one.before not in ("", one.value) else ""
+            yield f"{name} {one.value}{was}"
+        elif one.verdict == "waits":
+            yield f"{name} waits: {one.reason}"
 
 
 # ---- what --verbose adds
@@ -316,6 +336,14 @@ def _fabric(pipeline: PipelinePlan) -> Iterator[str]:
     for node in pipeline.nodes:
         fabric = node.fabric
         yield f"  {node.host}: {fabric.interface} {fabric.address} in {fabric.network}: {fabric.reason}"
+
+
+def _not_tuned(pipeline: PipelinePlan) -> Iterator[str]:
+    """Yield what was asked for and cannot be, or need not."""
+    for node in pipeline.nodes:
+        for one in node.tuning.settings:
+            if one.verdict in ("kept", "unsupported"):
+                yield f"  {node.host}: {one.key.removeprefix('sysctl.')} is not tuned: {one.reason}"
 
 
 def _what_runs(pipeline: PipelinePlan) -> Iterator[str]:

@@ -9,7 +9,9 @@ from rich.console import Console
 
 from ppdeploy.plan import Plan
 from ppdeploy.plan_report import compare_report, memory_parts, plan_report
+from tests.factories_plan import make_complete_plan
 from tests.golden.plans.cases import CASES, plan_of
+from tests.unit.test_plan_tuning import tunable_cluster
 
 NAMES = ("qwen3-32b-fp8-2x-4090-1g", "qwen3-32b-2x-4090-1g", "qwen3.5-27b-2x-2-4090", "deepseek-v3-2x-8-h100")
 
@@ -67,6 +69,16 @@ def test_what_lacks_is_said_and_no_speed_is() -> None:
 def test_assumed_facts_are_called_so() -> None:
     plan = plan_of(CASES[NAMES[0]]).model_copy(update={"assumed": ("node2",)})
     assert "assumed, not read from the hosts: the facts of node2" in shown(plan, 160)
+
+
+def test_what_is_tuned_is_said_and_why_not_only_when_asked() -> None:
+    facts = tunable_cluster()
+    text = " ".join(shown(make_complete_plan(facts, mtu=9000), 160).split())
+    assert "tuned on node1, node2: mtu 9000 (was 1500)" in text
+    assert "tuned on" not in shown(make_complete_plan(facts), 160)
+    assert "is not tuned" not in text
+    told = " ".join(shown(make_complete_plan(facts, nic_tuning=True), 160, verbose=True).split())
+    assert "node1: net.ipv4.tcp_rmem is not tuned: " in told
 
 
 def test_two_plans_stand_side_by_side() -> None:
