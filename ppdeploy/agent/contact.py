@@ -62,8 +62,10 @@ def after_gap(contact: Contact, now: float) -> Contact:
     return replace(contact, answer=None, since=now, fails=0, error="not asked again yet")
 
 
-def restart_count(contact: Contact, now: float) -> Contact:
-    """Return the contact with its lease begun anew, since this agent was late itself (rule 21)."""
+def restart_count(contact: Contact, now: float, settings: Settings) -> Contact:
+    """Return the contact with its lease begun anew, since this agent was late itself (rule 21), unless too often."""
+    if contact.answer is not None and now - contact.heard_at >= settings.late_limit:
+        return contact
     return replace(contact, since=now, fails=0)
 
 

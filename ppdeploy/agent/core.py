@@ -118,7 +118,7 @@ def _hear(state: State, polls: Sequence[Poll], local: Local, now: float, setting
         contacts = {name: contact.after_gap(known, now) for name, known in contacts.items()}
         polls = [poll for poll in polls if poll.sent >= now]
     elif late > settings.late_tick:
-        contacts = {name: contact.restart_count(known, now) for name, known in contacts.items()}
+        contacts = {name: contact.restart_count(known, now, settings) for name, known in contacts.items()}
     for poll in polls:
         if poll.peer in contacts:
             contacts[poll.peer] = contact.update(contacts[poll.peer], poll, now, settings)

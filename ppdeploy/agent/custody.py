@@ -39,7 +39,7 @@ class Custody:
 
     `pending` is a start that was decided but waits for its memory to be stored. `alive` is the generation
     whose rank was there when last seen. `ending` says why the agent is stopping the rank; `own_end`: for
-    a fault of its own.
+    a fault of its own. `drained` is the generation whose stop was wished for: its end is no failure.
     """
 
     memory: Memory
@@ -48,6 +48,7 @@ class Custody:
     alive: GenerationId = NONE
     ending: str = ""
     own_end: bool = False
+    drained: GenerationId = NONE
     killed_at: float = _NEVER
     outcome: Outcome | None = None
 
@@ -158,7 +159,9 @@ def _note_end(custody: Custody, local: Local, orders: Orders, actions: list[Acti
     result = Outcome(custody.alive, local.rank.code, reason, own)
     series = orders.ask.series if orders.ask else NONE
     actions.append(Say(f"rank of generation {custody.alive} is gone: {reason}"))
-    actions.append(KeepJournal(custody.alive, series, reason))
+    if own or custody.drained != custody.alive:
+        # What an operator's stops leave would push out what tells of failures.
+        actions.append(KeepJournal(custody.alive, series, reason))
     return replace(custody, outcome=result, alive=NONE, ending="", own_end=False)
 
 
@@ -200,6 +203,8 @@ def _stop(
     alive = rank.running if consumed else custody.alive
     if custody.alive != alive or custody.pending != NONE:
         custody = replace(custody, alive=alive, pending=NONE)
+    if orders.ask is not None and (orders.ask.want, orders.ask.generation) == (DRAIN, alive):
+        custody = replace(custody, drained=alive)
     reason, gentle = _reason_to_stop(custody, local, orders)
     if not reason:
         return _finish(custody, now, settings, actions) if custody.ending else custody

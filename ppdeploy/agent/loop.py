@@ -206,13 +206,21 @@ class Agent:
     def _start(self, action: StartRank) -> None:
         if self._follower is not None:
             self._follower.close()
-        self._follower = Follower(self._config.unit)
+        self._follow()
         self._engine.forget()
         _say(f"starting the rank of generation {action.generation}, release {action.release[:12]}")
         try:
             self._unit.start(Ticket(action.generation, action.release, self._identity.boot_id))
         except OSError as error:
             _say(f"the start ticket cannot be written: {error}")
+
+    def _follow(self) -> None:
+        """Follow the rank's journal; where no program can be started, the next loop tries again."""
+        try:
+            self._follower = Follower(self._config.unit)
+        except OSError as error:
+            self._follower = None
+            _say(f"the rank's journal cannot be followed: {error}")
 
     # Attending to what goes on.
 
@@ -241,7 +249,7 @@ class Agent:
         self._engine.watch(_target(full) if full is not None else None)
         self._engine.interval = 2.0 if self._state.head.phase == head.SERVING else 1.0
         if running and self._follower is None:
-            self._follower = Follower(self._config.unit)
+            self._follow()
         if custody.is_absent(local.rank) and self._follower is not None:
             self._follower.close()
             self._follower = None

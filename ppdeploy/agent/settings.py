@@ -17,6 +17,8 @@ class Settings:
     """Polls that must have run and failed in a row before a lease can end: a stalled agent judges nobody."""
     late_tick: float = 1.0
     """A control loop later than this restarts every lease count."""
+    late_limit: float = 60.0
+    """A peer unheard for this long is judged all the same: a node whose every loop is late must not wait for ever."""
     gap: float = 2.0
     """After a control loop later than this (a suspended machine), nothing starts until all peers answered anew."""
     canary_idle: float = 10.0
