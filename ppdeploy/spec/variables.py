@@ -406,7 +406,7 @@ class PipelineVars(Frozen):
     )
     nccl_debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = _var(
         "What NCCL tells in the rank's journal; INFO names the NIC and the sockets of every connection.",
-        must="VERSION, WARN, INFO or TRACE",
+        must="one of VERSION, WARN, INFO and TRACE",
         scope="pipeline",
         unset="NCCL's own: errors alone",
     )
