@@ -205,7 +205,7 @@ def bench_slices(
                         vllm=f"{pipeline.environment.directory}/bin/vllm",
                         url=url,
                         served_model_name=pipeline.served_model_name,
-                        tokenizer=pipeline.model.directory,
+                        tokenizer=pipeline.nodes[0].model.directory,
                         vllm_args=spec.pipeline(name).vars.vllm_args,
                     ),
                     predicted=predicted(model, load) if model else None,
@@ -343,13 +343,15 @@ def venv_slice(spec: PipelineSpec, pipeline: PipelinePlan, node: NodePlan) -> di
 def model_slice(pipeline: PipelinePlan, node: NodePlan, source: ModelSource) -> dict[str, Any]:
     """Return what the role model_store is given: who gets the files first, and who pulls them from there."""
     lacking = [other for other in pipeline.nodes if other.work.place_model]
-    holders = [other for other in pipeline.nodes if not other.work.place_model]
-    first = (holders or list(pipeline.nodes))[0]
+    # Only who has or gets all files can hand them on; the head always does.
+    whole = [other for other in pipeline.nodes if other.model.files is None]
+    first = next((other for other in whole if not other.work.place_model), whole[0])
+    files = source.manifest.entries()
     pullers = [other.fabric.address for other in lacking if other.host != first.host]
     return {
         "kind": source.kind,
-        "directory": pipeline.model.directory,
-        "manifest": source.manifest.entries(),
+        "directory": node.model.directory,
+        "manifest": [file for file in files if node.model.files is None or file["path"] in node.model.files],
         "present": not node.work.place_model,
         "source_here": node.host == first.host,
         "source_address": first.fabric.address,

@@ -56,13 +56,13 @@ def release_json(pipeline: PipelinePlan) -> str:
         "vllm": pipeline.environment.vllm_version,
         "lock": pipeline.environment.lock_digest,
         "model": pipeline.model.name,
-        "manifest": pipeline.model.manifest_digest,
         "nodes": [
             {
                 "host": node.host,
                 "rank": node.node_rank,
                 "address": node.fabric.address,
                 "machine_id": node.machine_id,
+                "manifest": node.model.manifest_digest,
                 "files": _hashes(pipeline, node),
             }
             for node in pipeline.nodes

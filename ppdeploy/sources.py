@@ -6,7 +6,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from ppdeploy.manifest import (
     needed_files,
 )
 from ppdeploy.model import Loading, ModelShape, Tensor, parse_config, parse_json, tensors_of
+from ppdeploy.model.places import FilePlace, file_places
 from ppdeploy.paths import cache_dir
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -30,7 +31,7 @@ _REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?
 _MAX_HEADER = 100_000_000
 _LFS_POINTER = b"version https://git-lfs"
 # Part of the names of what is kept of commits: a new number when shapes are worked out differently.
-_SHAPE_VERSION = 3
+_SHAPE_VERSION = 4
 # Where NVIDIA's tools say how the weights are quantised, when config.json does not.
 _NVIDIA_CONFIG = "hf_quant_config.json"
 
@@ -47,11 +48,13 @@ class ModelSource(BaseModel):
     commit: str | None = Field(description="hub: the commit that everything is fetched at; None for a folder")
     shape: ModelShape
     manifest: Manifest
+    places: dict[str, FilePlace] = Field(
+        default_factory=dict, description="which stages need each weight file; empty where nothing says so"
+    )
 
-    @property
-    def directory_name(self) -> str:
-        """The model folder's name on a node, which changes with the content of any file."""
-        return f"{self.name}-{self.manifest.digest[:12]}"
+    def directory_name(self, files: Manifest | None = None) -> str:
+        """Return the name of a folder on a node with these of the files, or all: it changes with any content."""
+        return f"{self.name}-{(files or self.manifest).digest[:12]}"
 
 
 def resolve_source(
@@ -115,8 +118,11 @@ def _from_folder(model: str, base_dir: Path, allow_no_weights: bool, loading: Lo
         if path.endswith(".safetensors.index.json") and "/" not in path:
             _check_index(_read(folder / path), paths, str(folder / path))
     tensors: dict[str, Tensor] = {}
+    names: dict[str, list[str]] = {}
     for path in filter(is_weight_file, paths):
-        tensors |= _check_weight_file(folder / path)
+        found = _check_weight_file(folder / path)
+        names[path] = list(found)
+        tensors |= found
     # The configuration is judged before the weights are hashed: that takes a minute for each 60 GB or so.
     shape = parse_config(
         _read(folder / "config.json"),
@@ -135,7 +141,12 @@ def _from_folder(model: str, base_dir: Path, allow_no_weights: bool, loading: Lo
         commit=None,
         shape=shape,
         manifest=manifest,
+        places=_places(names, shape),
     )
+
+
+def _places(names: Mapping[str, Iterable[str]], shape: ModelShape) -> dict[str, FilePlace]:
+    return file_places(names, shape.num_hidden_layers, tied=shape.head_parameters == 0)
 
 
 def _walk(folder: Path) -> Iterable[str]:
@@ -174,8 +185,8 @@ def _check_weights(paths: Iterable[str], where: str, allow_no_weights: bool) -> 
         )
 
 
-def _check_index(text: bytes, paths: Iterable[str], where: str) -> set[str]:
-    """Return the names of an index's tensors; refuse one that names absent files.
+def _check_index(text: bytes, paths: Iterable[str], where: str) -> dict[str, str]:
+    """Return the file of each of an index's tensors; refuse one that names absent files.
 
     vLLM would find out on every node, minutes later.
     """
@@ -187,7 +198,7 @@ def _check_index(text: bytes, paths: Iterable[str], where: str) -> set[str]:
     if absent:
         names = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
         raise InputError(f"the index names absent files: {names}", where=where, remedy="complete the download")
-    return set(weight_map)
+    return dict(weight_map)
 
 
 def _check_weight_file(path: Path) -> dict[str, Tensor]:
@@ -254,15 +265,16 @@ def _from_hub(
             remedy="name a repository of a transformers model (GGUF-only repositories cannot be served)",
         )
     _check_weights(paths, where, allow_no_weights)
-    names: set[str] = set()
+    names: dict[str, list[str]] = {}
     for path in paths:
         if path.endswith(".safetensors.index.json") and "/" not in path:
-            names |= _check_index(hub.read(path, commit), paths, f"{path} of {repo}")
+            for tensor, file in _check_index(hub.read(path, commit), paths, f"{path} of {repo}").items():
+                names.setdefault(file, []).append(tensor)
     shape = parse_config(
         hub.read("config.json", commit),
         where=f"config.json of {repo}",
         weight_bytes=manifest.weight_bytes,
-        tensor_names=names,
+        tensor_names={tensor for tensors in names.values() for tensor in tensors},
         quantization=hub.read(_NVIDIA_CONFIG, commit) if _NVIDIA_CONFIG in paths else None,
         loading=loading,
     )
@@ -274,6 +286,7 @@ def _from_hub(
         commit=commit,
         shape=shape,
         manifest=manifest,
+        places=_places(names, shape),
     )
     _write_known(source, loading)
     return source

@@ -13,6 +13,9 @@ description:
     read the weights again.
   - A model travels to the cluster once. The node that has it serves it to its peers for as long as the
     transfer takes, from a read-only rsync daemon that answers only to them.
+  - A node that gets only some of the weight files also gets an index that names no others, since vLLM refuses one
+    that does. The record has the hash of the index as it lies there.
+  - Files that another model folder beside this one has already are taken from there.
   - Everything resumes where it was interrupted.
 options:
   state:
@@ -179,6 +182,7 @@ SERVED_AS = "weights"
 RESERVE = 256 << 20
 LOCK_WAIT = 120
 PULL_TRIES = 3
+INDEX = ".safetensors.index.json"
 BLOCK = 1 << 20
 AGAIN = "run it again, which goes on where it stopped"
 # Names that are safe in rsync's lists; the controller's manifest allows the same.
@@ -524,12 +528,45 @@ def place(model: Model) -> list[Entry]:
         for entry in wrong:
             remove(model.staging / entry.path)
         return wrong
+    records = trim_indices(model, records)
     record = {"digest": model.digest, "files": records}
     write(model.staging / MANIFEST, json.dumps(record, indent=1, sort_keys=True) + "\n")
     sync(model.staging)
     model.staging.rename(model.directory)
     sync(model.directory.parent)
     return []
+
+
+def trim_indices(model: Model, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Take out of each index what names files that are not for this node; return the records with the new hashes.
+
+    vLLM refuses an index that names absent files, and a stage needs none of their tensors.
+    """
+    here = {entry.path for entry in model.entries}
+    trimmed = []
+    for record in records:
+        path = model.staging / record["path"]
+        if "/" in record["path"] or not record["path"].endswith(INDEX):
+            trimmed.append(record)
+            continue
+        index = json.loads(path.read_text(encoding="utf-8"))
+        kept = {tensor: name for tensor, name in index["weight_map"].items() if name in here}
+        if len(kept) == len(index["weight_map"]):
+            trimmed.append(record)
+            continue
+        text = json.dumps({**index, "weight_map": kept}, indent=2, sort_keys=True) + "\n"
+        write(path, text)
+        about = path.stat()
+        trimmed.append(
+            {
+                "path": record["path"],
+                "size": about.st_size,
+                "sha256": hashlib.sha256(text.encode()).hexdigest(),
+                "mtime_ns": about.st_mtime_ns,
+                "inode": about.st_ino,
+            }
+        )
+    return trimmed
 
 
 def write(path: Path, text: str) -> None:
@@ -565,6 +602,7 @@ def gather(model: Model, fetch: Callable[[list[Entry], int], None]) -> tuple[lis
             remove(model.staging)
             return [], []
         check_room(model)
+        take_from_others(model, lacking(model))
         wanted = lacking(model)
         if wanted:
             fetch(wanted, descriptor)
@@ -580,6 +618,35 @@ def gather(model: Model, fetch: Callable[[list[Entry], int], None]) -> tuple[lis
     finally:
         os.close(descriptor)
     return sorted({entry.path for entry in [*wanted, *wrong]}), [entry.path for entry in wrong]
+
+
+def take_from_others(model: Model, wanted: list[Entry]) -> None:
+    """Copy what other model folders beside this one have already, by the hashes that they recorded.
+
+    After another split of the layers a node has most of its files in the folder of the one before. A copy that is not
+    right after all is found when the folder is placed, and fetched.
+    """
+    content = {(entry.sha256 or entry.git_sha1, entry.size): entry for entry in wanted}
+    for folder in sorted(model.directory.parent.glob(f"*/{MANIFEST}")):
+        try:
+            files = recorded(folder.parent)
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        for known in files:
+            entry = content.pop((known.sha256 or known.git_sha1, known.size), None)
+            if entry is None:
+                continue
+            target = model.staging / entry.path
+            make_folder(target.parent)
+            remove(target)
+            # Blocks are shared where the file system can; a second name for the file would be no file of its own.
+            done = subprocess.run(
+                ["cp", "--reflink=auto", "--", str(folder.parent / known.path), str(target)],
+                capture_output=True,
+                check=False,
+            )
+            if done.returncode != 0:
+                remove(target)
 
 
 def paths_of(entries: list[Entry]) -> str:
@@ -888,12 +955,18 @@ def verify(model: Model) -> None:
 
 def rehash(model: Model) -> None:
     """Read a placed model again; raise naming the files that are not right."""
-    wrong = [entry for entry in model.entries if not read_again(model.directory, entry)]
+    wrong = [entry for entry in recorded(model.directory) if not read_again(model.directory, entry)]
     if wrong:
         raise WeightsError(
             f"{paths_of(wrong)} in {model.directory} on {socket.gethostname()} is not what the manifest "
             "says: remove the file and apply again, which fetches it anew"
         )
+
+
+def recorded(folder: Path) -> list[Entry]:
+    """Return the files of a placed model as they were when it was placed; raise OSError or ValueError."""
+    files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    return [Entry(item["path"], item["size"], item.get("sha256"), item.get("git_sha1")) for item in files]
 
 
 def read_again(folder: Path, entry: Entry) -> bool:

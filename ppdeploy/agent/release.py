@@ -62,14 +62,14 @@ def read(folder: Path, node: str, pipeline: str, *, checked: bool = True) -> Nod
     files = {str(name): str(value) for name, value in own["files"].items()}
     if checked:
         check_files(folder, files)
+    # A release of an earlier ppdeploy names one manifest, since its nodes had all files.
+    manifest = str(own.get("manifest") or data.get("manifest") or "")
     try:
         argv = strip_wrapper(exec_start(_content(folder / RANK_CONF).decode(), pipeline))
     except (QuotingError, UnicodeDecodeError) as error:
         raise DiffersError(f"{RANK_CONF} of release {digest[:12]} cannot be read: {error}") from error
     members = tuple(Member(str(n["host"]), str(n["machine_id"]), str(n["address"])) for n in data["nodes"])
-    return NodeRelease(
-        folder, digest, members, str(data["lock"]), str(data["vllm"]), str(data["manifest"]), files, argv
-    )
+    return NodeRelease(folder, digest, members, str(data["lock"]), str(data["vllm"]), manifest, files, argv)
 
 
 def members_of(folder: Path) -> tuple[Member, ...]:

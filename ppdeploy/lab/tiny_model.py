@@ -10,6 +10,8 @@ import json
 import random
 import shutil
 import struct
+from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from statistics import NormalDist
 from typing import Literal
@@ -23,6 +25,10 @@ _KV_HEADS = 2
 _DEVIATION = 0.08
 
 
+_Data = Callable[[str, tuple[int, ...]], bytes]
+"""Returns the bytes of a tensor by its name and shape."""
+
+
 def make_tiny_model(
     folder: Path,
     *,
@@ -30,20 +36,43 @@ def make_tiny_model(
     layers: int = 4,
     hidden: int = 256,
     tied: bool = False,
+    sharded: bool = False,
     seed: int = 0,
 ) -> Path:
     """Write a checkpoint with random bfloat16 weights (8.4 MB by default) into `folder` and return it.
 
-    `tied` shares the embedding with the output head. The same arguments give the same bytes.
+    `tied` shares the embedding with the output head; `sharded` writes the same weights into a file for each
+    layer. The same arguments give the same bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(_TOKENIZER / name, folder / name)
     config = _config(architecture, layers, hidden, tied)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    weights = random.Random(seed)  # noqa: S311  (the same weights each time, no secret)
-    _write_safetensors(folder / "model.safetensors", _shapes(architecture, layers, hidden, tied), weights)
+    shapes = _shapes(architecture, layers, hidden, tied)
+    if sharded:
+        _write_shards(folder, shapes, seed)
+    else:
+        _write_safetensors(folder / "model.safetensors", shapes, _Weights(seed).tensor)
     return folder
+
+
+def _write_shards(folder: Path, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
+    """Write one file for each layer and one for each end, and the index that names them."""
+    parts: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in sorted(shapes.items()):
+        part = name.split(".")[2] if ".layers." in name else "first" if "embed" in name else "last"
+        parts.setdefault(part, {})[name] = shape
+    files = {part: f"model-{place:05d}-of-{len(parts):05d}.safetensors" for place, part in enumerate(sorted(parts), 1)}
+    weights = _Weights(seed)
+    data = {name: weights.tensor(name, shape) for name, shape in sorted(shapes.items())}
+    for part, tensors in parts.items():
+        _write_safetensors(folder / files[part], tensors, lambda name, _: data[name])
+    index = {
+        "metadata": {"total_size": sum(2 * prod(shape) for shape in shapes.values())},
+        "weight_map": {name: files[part] for part, tensors in parts.items() for name in tensors},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def _config(architecture: str, layers: int, hidden: int, tied: bool) -> dict[str, object]:
@@ -103,6 +132,25 @@ def _bfloat16(value: float) -> bytes:
     return struct.pack("<H", (bits + 0x8000) >> 16)
 
 
+class _Weights:
+    """Random bfloat16 weights, one tensor after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self._source = random.Random(seed)  # noqa: S311  (the same weights each time, no secret)
+        self._low, self._high = _normal_tables()
+
+    def tensor(self, _name: str, shape: tuple[int, ...]) -> bytes:
+        """Return the next tensor's bytes."""
+        if len(shape) == 1:
+            # The weights of a norm are 1, as at the start of training.
+            return _bfloat16(1.0) * shape[0]
+        drawn = self._source.randbytes(shape[0] * shape[1])
+        data = bytearray(2 * len(drawn))
+        data[0::2] = drawn.translate(self._low)
+        data[1::2] = drawn.translate(self._high)
+        return bytes(data)
+
+
 def _normal_tables() -> tuple[bytes, bytes]:
     """Return the low and the high bytes of 256 normal quantiles: one random byte picks a weight."""
     normal = NormalDist(0, _DEVIATION)
@@ -110,26 +158,17 @@ def _normal_tables() -> tuple[bytes, bytes]:
     return bytes(weight[0] for weight in weights), bytes(weight[1] for weight in weights)
 
 
-def _write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]], source: random.Random) -> None:
+def _write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], data: _Data) -> None:
     """Write the tensors in the safetensors format: header length, JSON header, data in the header's order."""
-    low, high = _normal_tables()
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in sorted(shapes.items()):
-        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        size = 2 * prod(shape)
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
-        for _, shape in sorted(shapes.items()):
-            if len(shape) == 1:
-                # The weights of a norm are 1, as at the start of training.
-                stream.write(_bfloat16(1.0) * shape[0])
-                continue
-            drawn = source.randbytes(shape[0] * shape[1])
-            data = bytearray(2 * len(drawn))
-            data[0::2] = drawn.translate(low)
-            data[1::2] = drawn.translate(high)
-            stream.write(data)
+        for name, shape in sorted(shapes.items()):
+            stream.write(data(name, shape))

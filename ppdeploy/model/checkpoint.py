@@ -13,14 +13,14 @@ from ppdeploy.model.shape import Layer
 # More than this and a reader should know that formula and files disagree.
 _NOTEWORTHY = 0.03
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERTS = re.compile(r"\.experts\.")
-_TOWER = re.compile(
+TOWER = re.compile(
     r"(?:^|\.)(?:[a-z_]*vision[a-z_]*|visual|[a-z_]*audio[a-z_]*|[a-z_]*projector|image_newline)(?:\.|$)"
 )
-_MTP = re.compile(r"(?:^|\.)mtp[a-z_]*\.")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embeddings|wte|word_embeddings|tok_embeddings|embed_in)\.")
-_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.")
+MTP = re.compile(r"(?:^|\.)mtp[a-z_]*\.")
+EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embeddings|wte|word_embeddings|tok_embeddings|embed_in)\.")
+HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.")
 
 
 class Tensor(NamedTuple):
@@ -72,17 +72,17 @@ def sorted_by_place(tensors: Mapping[str, Tensor], layers: int, *, halve: bool) 
     embedding = head = towers = rest = mtp = 0
     for name, tensor in tensors.items():
         size = tensor.size // 2 if halve and tensor.dtype == "F32" else tensor.size
-        place = _LAYER.search(name)
-        if _TOWER.search(name):
+        place = LAYER.search(name)
+        if TOWER.search(name):
             towers += size
-        elif _MTP.search(name) or (place and int(place[1]) >= layers):
+        elif MTP.search(name) or (place and int(place[1]) >= layers):
             mtp += size
         elif place:
             sums[int(place[1])] += size
             experts[int(place[1])] += size if _EXPERTS.search(name) else 0
-        elif _EMBEDDING.search(name):
+        elif EMBEDDING.search(name):
             embedding += size
-        elif _HEAD.search(name):
+        elif HEAD.search(name):
             head += size
         else:
             rest += size
@@ -94,8 +94,8 @@ def sorted_by_place(tensors: Mapping[str, Tensor], layers: int, *, halve: bool) 
 def has_mtp(names: Iterable[str], layers: int) -> bool:
     """Whether a checkpoint with tensors of these names has layers for multi-token prediction."""
     for name in names:
-        place = _LAYER.search(name)
-        if not _TOWER.search(name) and (_MTP.search(name) or (place and int(place[1]) >= layers)):
+        place = LAYER.search(name)
+        if not TOWER.search(name) and (MTP.search(name) or (place and int(place[1]) >= layers)):
             return True
     return False
 

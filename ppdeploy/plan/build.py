@@ -31,6 +31,7 @@ from ppdeploy.plan.types import (
     Environment,
     Fabric,
     Model,
+    NodeModel,
     NodePlan,
     PipelinePlan,
     Plan,
@@ -38,6 +39,7 @@ from ppdeploy.plan.types import (
     TuningPlan,
     Work,
 )
+from ppdeploy.plan.weights import node_models
 from ppdeploy.sources import ModelSource
 from ppdeploy.spec import PipelineSpec, Spec
 
@@ -189,7 +191,13 @@ def _pipeline(
         loaded_bytes=source.shape.loaded_bytes,
         weight_bytes=source.shape.weight_bytes,
         manifest_digest=source.manifest.digest,
-        directory=f"{wants.models_dir}/{source.directory_name}",
+    )
+    placed = node_models(
+        source,
+        [layout.stages(rank) for rank in range(len(hosts))],
+        wants.models_dir,
+        want=wants.weights,
+        vllm_args={**decision.flags, **wants.vllm_args},
     )
     served = wants.served_model_name or source.name
     sidecars = {
@@ -219,13 +227,14 @@ def _pipeline(
                 role="head" if rank == 0 else "worker",
                 fabric=fabric[host.name],
                 rdma=rdma.get(host.name),
+                model=placed[rank],
                 stages=layout.stages(rank),
                 world_ranks=layout.world_ranks(rank),
                 devices=devices,
                 unit=unit_name(spec.name),
                 argv=rank_argv(
                     vllm=f"{environment.directory}/bin/vllm",
-                    model=model.directory,
+                    model=placed[rank].directory,
                     served_model_name=served,
                     tensor_parallel_size=layout.tensor_parallel_size,
                     pipeline_parallel_size=layout.pipeline_parallel_size,
@@ -269,7 +278,7 @@ def _pipeline(
                 tuning=tunings[host.name],
                 work=Work(
                     install_venv=not _venv_installed(facts[host.name], environment),
-                    place_model=not _model_placed(facts[host.name], model),
+                    place_model=not _model_placed(facts[host.name], placed[rank]),
                     install_unit=True,
                     prepare_release=True,
                     switch_release=True,
@@ -388,7 +397,7 @@ def _venv_installed(facts: NodeFacts, environment: Environment) -> bool:
     return any(venv.name == name and venv.marker is not None for venv in facts.venvs)
 
 
-def _model_placed(facts: NodeFacts, model: Model) -> bool:
+def _model_placed(facts: NodeFacts, model: NodeModel) -> bool:
     name = model.directory.rsplit("/", 1)[1]
     return any(
         folder.name == name and folder.digest == model.manifest_digest and folder.verified for folder in facts.models

@@ -250,8 +250,18 @@ class Model(Frozen):
     active_parameters: int = Field(default=0, description="those that a token is multiplied with; fewer with experts")
     loaded_bytes: int = Field(default=0, description="weights in memory, on all GPUs together")
     weight_bytes: int = Field(description="of the weight files; 0: there are none")
-    manifest_digest: str
+    manifest_digest: str = Field(description="of all its files")
+
+
+class NodeModel(Frozen):
+    """The files of the model on one node."""
+
     directory: str
+    manifest_digest: str = Field(description="of the files that lie on this node")
+    bytes: int
+    files: tuple[str, ...] | None = Field(
+        default=None, description="those of the node's own stages, where it does not get all; None: all"
+    )
 
 
 class Environment(Frozen):
@@ -338,6 +348,7 @@ class NodePlan(Frozen):
     role: Role
     fabric: Fabric
     rdma: Rdma | None = Field(default=None, description="None: the ranks talk by TCP alone")
+    model: NodeModel
     stages: tuple[Stage, ...]
     world_ranks: tuple[int, ...]
     devices: tuple[int, ...] = Field(description="indices of the GPUs in use; empty on cpu")

@@ -449,6 +449,13 @@ class PipelineVars(Frozen):
         scope="pipeline",
         default="hardlink",
     )
+    weights: Literal["stage", "full"] = _var(
+        "Which of a model's files every node but the head gets: those of its own layers, where that is less, or all. "
+        "The head has all of them, and the others take theirs from it.",
+        must="stage or full",
+        scope="pipeline",
+        default="stage",
+    )
     models_dir: NodeFolder = _var(
         "Folder on the nodes that holds the models.",
         must="an absolute path on the nodes, in a place for data",

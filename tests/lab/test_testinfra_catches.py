@@ -149,7 +149,7 @@ def broken(served: Cluster, plan: Plan) -> Iterator[set[str]]:
     pipeline, node = plan.node("node2")
     variables = (
         f"release={release_folder(pipeline)} venv={pipeline.environment.directory} "
-        f"model={pipeline.model.directory} fabric={node.fabric.address}; "
+        f"model={node.model.directory} fabric={node.fabric.address}; "
     )
     with ExitStack() as undoing:
         expected = set()

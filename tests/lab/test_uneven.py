@@ -1,4 +1,4 @@
-"""Two hosts of unequal memory: the plan splits unevenly, and vLLM serves what was planned."""
+"""Two hosts of unequal memory: the plan splits unevenly, the worker gets the files of its own layers, and vLLM serves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from ppdeploy.lab.ready import tiny_model
+from ppdeploy.lab.tiny_model import make_tiny_model
 from ppdeploy.plan import PipelinePlan
 from tests.lab.cluster import PROMPTS, Cluster
 
@@ -29,11 +31,12 @@ def evenly(served: Cluster) -> list[str]:
 
 @pytest.fixture(scope="module")
 def uneven(served: Cluster, evenly: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The same pipeline on hosts with a memory limit each, set up for the longest context."""
+    """The same weights, a file for each layer, on hosts with a memory limit each, set up for the longest context."""
     assert len(set(evenly)) == len(PROMPTS)
+    folder = tmp_path_factory.mktemp("uneven")
+    model = make_tiny_model(folder / tiny_model().name, sharded=True)
     # The size of the cache is to come from the plan.
-    path = tmp_path_factory.mktemp("uneven") / "hosts.yml"
-    inventory = served.variant(path, kv_cache_gib=None, goal="context")
+    inventory = served.variant(folder / "hosts.yml", kv_cache_gib=None, goal="context", model=str(model))
     cluster = replace(served, inventory=inventory)
     stop = served.ppdeploy("stop")
     assert stop.code == 0, stop.said
@@ -62,6 +65,17 @@ def test_the_larger_host_gets_more_layers(uneven: Cluster, planned: PipelinePlan
     for node, pid in uneven.pids().items():
         environment = uneven.out(node, f"tr '\\0' '\\n' < /proc/{pid}/environ").splitlines()
         assert "VLLM_PP_LAYER_PARTITION=1,3" in environment
+
+
+def test_the_worker_has_the_files_of_its_own_layers(uneven: Cluster, planned: PipelinePlan) -> None:
+    head, worker = planned.nodes
+    for node, shards in ((head, range(1, 7)), (worker, (2, 3, 4, 6))):
+        found = uneven.out(node.host, f"ls {node.model.directory}").split()
+        assert [name for name in found if name.endswith(".safetensors")] == [
+            f"model-{shard:05d}-of-00006.safetensors" for shard in shards
+        ]
+    done, failed = uneven.testinfra("test_model_store")
+    assert (done.code, failed) == (0, set()), done.said
 
 
 def test_an_apply_has_nothing_left_to_do(uneven: Cluster, planned: PipelinePlan) -> None:

@@ -100,7 +100,7 @@ def test_folder_gives_shape_and_manifest(model: Path) -> None:
     assert {file.path: file.sha256 for file in source.manifest.files} == {
         p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in model.iterdir() if p.name != "README.md"
     }
-    assert source.directory_name == f"tiny-{source.manifest.digest[:12]}"
+    assert source.directory_name() == f"tiny-{source.manifest.digest[:12]}"
 
 
 def test_digest_is_of_the_content_alone(model: Path, tmp_path: Path) -> None:
