@@ -286,6 +286,10 @@ def _cells(speed: Speed) -> tuple[str, ...]:
 def _work(pipeline: PipelinePlan) -> Iterator[RenderableType]:
     for work, hosts in _grouped({node.host: work_text(node.work) for node in pipeline.nodes}):
         yield Text(f"apply will, on {hosts}: {work}")
+    whole = pipeline.nodes[0].model.bytes
+    parts = {node.host: gib_text(node.model.bytes) for node in pipeline.nodes if node.model.files is not None}
+    for size, hosts in _grouped(parts):
+        yield Text(f"files of their own layers alone, {size} of {gib_text(whole)}, on {hosts}")
     tuned = {node.host: "; ".join(tuning_texts(node.tuning)) for node in pipeline.nodes}
     for settings, hosts in _grouped({host: text for host, text in tuned.items() if text}):
         yield Text(f"tuned on {hosts}: {settings}")

@@ -1,4 +1,4 @@
-"""Two hosts of unequal memory: the plan splits unevenly, the worker gets the files of its own layers, and vLLM serves."""
+"""Two hosts of unequal memory: an uneven split, the worker with the files of its own layers, and vLLM that serves it."""
 
 from __future__ import annotations
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ppdeploy.facts import NodeFacts
 from ppdeploy.lab.tiny_model import make_tiny_model
 from ppdeploy.model.places import FilePlace, file_places
 from ppdeploy.plan.types import PipelinePlan
+from ppdeploy.plan_report import plan_report
 from ppdeploy.play import model_slice
 from ppdeploy.sources import ModelSource, resolve_source
 from tests.factories import make_cluster
-from tests.factories_plan import make_pipeline
+from tests.factories_plan import make_complete_plan, make_pipeline
 
 INDEX = "model.safetensors.index.json"
 
@@ -82,6 +85,15 @@ def test_all_nodes_have_all_files_where_it_is_asked_for_or_not_known_to_work(
 def test_a_model_of_one_file_is_whole_everywhere(tmp_path: Path) -> None:
     source = resolve_source(str(make_tiny_model(tmp_path / "one")), None, tmp_path)
     assert {node.model.files for node in planned(source).nodes} == {None}
+
+
+def test_the_plan_says_who_gets_how_much(tmp_path: Path) -> None:
+    source = sharded(tmp_path, hidden=1024)
+    console = Console(file=io.StringIO(), width=200)
+    for part in plan_report(make_complete_plan(source=source)):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    assert "files of their own layers alone, 43.1 MiB of 86.1 MiB, on node2" in console.file.getvalue()
 
 
 def test_another_split_is_another_release(tmp_path: Path) -> None:
