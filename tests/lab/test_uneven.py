@@ -1,4 +1,4 @@
-"""Two hosts of unequal memory: an uneven split, the worker with the files of its own layers, and vLLM that serves it."""
+"""Two hosts of unequal memory: an uneven split, the worker with the files of its own layers, and vLLM that serves."""
 
 from __future__ import annotations
 
