@@ -163,10 +163,14 @@ class Agent:
         )
 
     def _resident(self) -> int:
+        if not self._unit.pids:
+            # Looked at anew as soon as a rank is there: one that was just adopted does not count as empty.
+            self._rank_memory = (float("-inf"), 0)
+            return 0
         moment = now()
         if moment - self._rank_memory[0] >= _SLOW_LOOKS:
             self._rank_memory = (moment, resident_bytes(self._unit.pids))
-        return self._rank_memory[1] if self._unit.pids else 0
+        return self._rank_memory[1]
 
     # Acting.
 

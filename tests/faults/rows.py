@@ -227,6 +227,7 @@ def out_of_memory(gang: Gang) -> None:
     """A rank that is killed for memory at each start: the budget ends it, with the first failure's journals kept."""
     worker = gang.nodes[1]
     gang.set_settings(gang.head, {"budget": 3, "backoff_limit": 2.0})
+    gang.wait(lambda: gang.memory(worker) > 0, 30.0)
     needed = gang.memory(worker)
     gang.order("stop")
     gang.wait(lambda: gang.phase() == "stopped", 120.0)

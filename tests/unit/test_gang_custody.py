@@ -136,3 +136,16 @@ def test_an_agent_that_cannot_start_a_follower_goes_on(
     agent._follow()
     assert agent._follower is None
     assert "the rank's journal cannot be followed: [Errno 11]" in "".join(capsys.readouterr())
+
+
+def test_the_memory_of_an_adopted_rank_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "resident_bytes", lambda pids: 1000 * len(pids))
+    agent = object.__new__(loop.Agent)
+    unit = SimpleNamespace(pids=set())
+    vars(agent).update(_unit=unit, _rank_memory=(float("-inf"), 0))
+    assert agent._resident() == 0
+    unit.pids = {1, 2}
+    assert agent._resident() == 2000
+    # Reading it costs something: the next looks say the same.
+    unit.pids = {1, 2, 3}
+    assert agent._resident() == 2000
