@@ -329,8 +329,10 @@ def _slowest_mbit(fabric: Mapping[str, Fabric]) -> int | None:
 
 
 def _network_file(facts: NodeFacts, fabric: Fabric) -> str | None:
-    nic = facts.nic(fabric.interface)
-    return nic.tuning.network_file if nic and nic.tuning else None
+    """Return networkd's file of the fabric NIC; None where other NICs follow it too, which a drop-in would change."""
+    files = {nic.name: nic.tuning.network_file for nic in facts.nics if nic.tuning and nic.tuning.network_file}
+    own = files.pop(fabric.interface, None)
+    return None if own in files.values() else own
 
 
 def _environment(spec: PipelineSpec, facts: Mapping[str, NodeFacts]) -> locks.Lock:
