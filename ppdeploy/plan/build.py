@@ -14,6 +14,7 @@ from ppdeploy.plan.agent import AGENT_PORT, agent_files, plan_agent
 from ppdeploy.plan.bench import BenchRun
 from ppdeploy.plan.checks import blocked_findings
 from ppdeploy.plan.checks.situate import situation, unit_name
+from ppdeploy.plan.checks.system import MASTER_PORTS
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
 from ppdeploy.plan.decide import decide
 from ppdeploy.plan.devices import cuda_bytes
@@ -317,7 +318,8 @@ def _tuning(spec: PipelineSpec, facts: NodeFacts, fabric: Fabric) -> TuningPlan:
         fabric.interface,
         spec.vars,
         rate_mbit=fabric.speed_mbit,
-        ports={AGENT_PORT, spec.vars.master_port},
+        # The head of each generation listens on another one (ppdeploy/agent/ready.py).
+        ports={AGENT_PORT, *range(spec.vars.master_port, spec.vars.master_port + MASTER_PORTS)},
         running=bool(state and state.unit and state.unit.active_state in {"active", "activating"}),
     )
 

@@ -104,8 +104,8 @@ def test_check_shows_it_all_and_changes_nothing(tuned: Tuned, bare: dict[str, li
     for line in (
         "-mtu = 1500",
         "+mtu = 9000",
-        "+sysctl.net.ipv4.ip_local_reserved_ports = 29500-29501",
-        "+net.ipv4.ip_local_reserved_ports = 29500-29501",
+        "+sysctl.net.ipv4.ip_local_reserved_ports = 29500-29516",
+        "+net.ipv4.ip_local_reserved_ports = 29500-29516",
         "+MTUBytes=9000",
         "+ExecStart=/usr/bin/python3 -I /opt/ppdeploy/nic/nic.py boot",
     ):
@@ -140,7 +140,7 @@ def applied(tuned: Tuned, bare: dict[str, list[str]]) -> Done:
 def test_what_is_wanted_is_set_and_what_was_there_is_remembered(tuned: Tuned, applied: Done) -> None:
     assert min(applied.changed().values()) > 0
     for node in tuned.lab.nodes:
-        assert tuned.out(node, f"cat {MTU} {PORTS}").split() == ["9000", "29500-29501"]
+        assert tuned.out(node, f"cat {MTU} {PORTS}").split() == ["9000", "29500-29516"]
         assert json.loads(tuned.out(node, f"cat {RECORD}"))["settings"] == {
             "mtu": "1500",
             "sysctl.net.ipv4.ip_local_reserved_ports": "",
@@ -166,7 +166,7 @@ def test_every_host_looks_as_planned(tuned: Tuned) -> None:
 @pytest.mark.usefixtures("applied")
 def test_a_reboot_keeps_it(tuned: Tuned) -> None:
     tuned.lab.reboot("node1")
-    assert tuned.out("node1", f"cat {MTU} {PORTS}").split() == ["9000", "29500-29501"]
+    assert tuned.out("node1", f"cat {MTU} {PORTS}").split() == ["9000", "29500-29516"]
     assert tuned.out(
         "node1", "systemctl is-active ppdeploy-nic systemd-networkd; systemctl is-system-running"
     ).split() == [

@@ -606,6 +606,11 @@ def test_a_firewall_that_counts_pings_proves_nothing_of_the_mtu() -> None:
     assert PAIR["mtu-passes"].outcome(pair(too_long)).verdict == "blocked"
 
 
+def test_a_peer_without_a_listener_that_drops_pings_is_not_out_of_reach() -> None:
+    found = PAIR["reach"].outcome(pair({"connects": (), "ping": a_ping(received=0)}))
+    assert (found.verdict, found.judged) == ("ready", False)
+
+
 def test_one_who_answers_arp_for_all_is_no_second_machine() -> None:
     """As clouds and access points do; a connection to our own listener proves where the address leads."""
     proxy = {"macs": ("12:34:56:78:9a:bc",)}

@@ -339,7 +339,7 @@ def test_the_files_of_a_tuned_node() -> None:
         "/etc/systemd/system/ppdeploy-nic.service",
     }
     assert "[Link]\nMTUBytes=9000\n" in files["/etc/systemd/network/10-lan.network.d/90-ppdeploy.conf"]
-    assert "net.ipv4.ip_local_reserved_ports = 29500-29501\n" in files["/etc/sysctl.d/99-ppdeploy.conf"]
+    assert "net.ipv4.ip_local_reserved_ports = 29500-29516\n" in files["/etc/sysctl.d/99-ppdeploy.conf"]
     assert '"mtu": "9000"' in files["/etc/ppdeploy/nic.json"]
     assert "sysctl" not in files["/etc/ppdeploy/nic.json"]
     unit = files["/etc/systemd/system/ppdeploy-nic.service"]

@@ -109,6 +109,9 @@ def _reach(s: PairSituation) -> Answer:
     if connected or refused or pinged:
         how = [word for word, true in (("ping", pinged), ("TCP", connected or refused)) if true]
         return Fine(f"{' and '.join(how)} came back")
+    if not seen.connects:
+        # Firewalls drop pings; without a listener there was nothing else to try.
+        return Unknown(f"no ping comes back, and {s.receiver.host} has no listener to connect to")
     reason = (seen.ping.problem if seen.ping else None) or next((one.problem for one in seen.connects), "no answer")
     values = {"interface": s.sender.fabric.interface, "address": s.receiver.fabric.address, "host": s.sender.host}
     return Fault(f"neither ping nor TCP comes back ({reason})", values)
