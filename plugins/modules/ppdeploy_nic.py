@@ -791,7 +791,8 @@ def main() -> None:
     except RefusedError as error:
         module.fail_json(msg=f"the NIC cannot be set: {error}")
     except (OSError, ValueError, KeyError) as error:
-        module.fail_json(msg=f"what was there before cannot be read or written ({at(RECORD)}): {error}")
+        lost = "where that file is damaged, remove it: what was set then goes with the next boot"
+        module.fail_json(msg=f"what was there before cannot be read or written ({at(RECORD)}): {error}; {lost}")
     module.exit_json(**result)
 
 

@@ -127,6 +127,22 @@ def test_an_mtu_that_one_host_cannot_have_is_refused_and_every_host_is_as_before
     assert tuned.state() == bare
 
 
+def test_an_mtu_that_one_nic_refuses_leaves_it_on_no_host(tuned: Tuned, bare: dict[str, list[str]]) -> None:
+    """As a VLAN does whose NIC below has a smaller MTU; no Ethernet takes one of 70000."""
+    role = {
+        "role": "nic_tuning",
+        "nic_tuning_interface": "fab0",
+        "nic_tuning_settings": "{{ {'mtu': '70000' if inventory_hostname == 'node2' else '9000'} }}",
+        "nic_tuning_source": "198.18.1.1{{ inventory_hostname[-1] }}",
+        "nic_tuning_peers": "{{ ['198.18.1.11', '198.18.1.12'] | difference([nic_tuning_source]) }}",
+    }
+    play = {"name": "Tune", "hosts": "vllm", "gather_facts": False, "become": True, "any_errors_fatal": True}
+    done = tuned.book("refused", {**play, "roles": [role]})
+    assert done.code != 0
+    assert "fab0 of node2 does not take the MTU 70000 (Invalid argument)" in done.out, done.said
+    assert tuned.state() == bare
+
+
 @pytest.fixture(scope="module")
 def applied(tuned: Tuned, bare: dict[str, list[str]]) -> Done:
     """The first tuning, of a fabric that carries large packets."""
