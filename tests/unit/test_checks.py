@@ -21,6 +21,7 @@ from ppdeploy.facts import (
     Problem,
     RdmaDevice,
     Rival,
+    Tuned,
     Venv,
 )
 from ppdeploy.plan.checks import (
@@ -511,6 +512,21 @@ def test_what_an_apply_makes_equal_does_not_stop_it() -> None:
     assert (found.verdict, found.judged) == ("ready", False)
     assert "node1 1500, node2 9000; `ppdeploy apply` sets 9000" in found.evidence
     assert list(blocked_findings(whole(*differ))) == []
+
+
+def test_an_mtu_that_an_apply_gives_back_does_not_stop_it() -> None:
+    """A trial that was cut off left one NIC with it, and the variable is gone since."""
+    tried = with_nic(2, mtu=9000)
+    record = Tuned(interface="enp1s0", settings={"mtu": "1500"})
+    found = PIPELINE["mtu-equal"].outcome(
+        whole(node(1), replace(tried, facts=tried.facts.model_copy(update={"tuned": record})))
+    )
+    assert (found.judged, "`ppdeploy apply` sets 1500" in found.evidence) == (False, True)
+    other = record.model_copy(update={"interface": "eno1"})
+    found = PIPELINE["mtu-equal"].outcome(
+        whole(node(1), replace(tried, facts=tried.facts.model_copy(update={"tuned": other})))
+    )
+    assert found.verdict == "blocked"
 
 
 def test_an_environment_that_differs_is_built_anew_where_it_does() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from ppdeploy.facts import NodeFacts
+from ppdeploy.facts import Nic, NodeFacts
 from ppdeploy.plan.checks.types import (
     PIPELINE,
     Answer,
@@ -134,11 +134,18 @@ def _mtu_equal(s: PipelineSituation) -> Answer:
     listed = ", ".join(f"{host} {mtu}" for host, mtu in mtus.items())
     if larger is None or larger.nic is None:
         return Fine(listed)
-    wanted = larger.mtu_wanted
-    if wanted is not None:
+    applied = {_applied_mtu(node, node.nic) for node in s.nodes if node.nic}
+    if len(applied) == 1:
         # To stop the apply that makes them equal would leave no way out: a NIC loses its MTU when it is plugged anew.
-        return Unknown(f"the MTUs differ: {listed}; `ppdeploy apply` sets {wanted} on all, as ppdeploy_mtu says")
+        return Unknown(f"the MTUs differ: {listed}; `ppdeploy apply` sets {applied.pop()} on all")
     return Fault(f"the MTUs differ: {listed}", {"interface": larger.nic.name, "mtu": smallest, "host": larger.host})
+
+
+def _applied_mtu(node: NodeSituation, nic: Nic) -> int:
+    """Return the MTU of a NIC after an apply: what is asked for, else what it had before one set it, else its own."""
+    tuned = node.facts.tuned
+    before = tuned.settings.get("mtu") if tuned and tuned.interface == nic.name else None
+    return node.mtu_wanted or (int(before) if before else nic.mtu)
 
 
 @PIPELINE.add(
