@@ -742,6 +742,8 @@ def act(module: Any) -> dict[str, Any]:
         if module.check_mode:
             found = host.read("mtu")
             return {"changed": not same("mtu", found, str(params["mtu"])), "was": ""}
+        if host.read("mtu") is None:
+            return {"changed": False, "was": "", "refused": f"there is no interface {host.interface}"}
         take_over(host, record, Converged(), module)
         try:
             was = try_mtu(host, record, params["mtu"])
