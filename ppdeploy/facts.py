@@ -539,7 +539,7 @@ class ModelFolder(_Fact):
     deviation: str | None
     """The first file that has not, and in what; None when verified."""
     size_bytes: int | None
-    """Sum of the sizes that the manifest names."""
+    """Sum of the sizes that the manifest names; without one, of what lies there. None: neither can be read."""
 
 
 class Sysctl(_Fact):

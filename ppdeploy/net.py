@@ -256,12 +256,16 @@ def _runs(seen: Mapping[str, Mapping[str, Any]], flows: int) -> dict[tuple[str, 
         for pair in own.get("pairs") or ():
             peer = pair["peer"]
             for way, side in (((host, peer), "out"), ((peer, host), "in")):
+                told = pair.get("flows") or {}
+                one, many = told.get(f"{side}_one", {}), told.get(f"{side}_many", {})
                 found[way] = {
                     "ping": pair.get("ping") or {},
-                    "one": {**(pair.get("flows") or {}).get(f"{side}_one", {}), "flows": 1},
-                    "many": {**(pair.get("flows") or {}).get(f"{side}_many", {}), "flows": flows},
+                    "one": {**one, "flows": 1},
+                    "many": {**many, "flows": flows},
                     "problem": pair.get("problem") or "",
-                    "connect": (pair.get("flows") or {}).get("out_one", {}).get("error", ""),
+                    # A connection that cannot be made ends the pair, so the way back has no run of its own then.
+                    "failed": one.get("error") or many.get("error") or "",
+                    "connect": told.get("out_one", {}).get("error", ""),
                 }
     return found
 
@@ -352,8 +356,9 @@ def _verdict(
         again = f"see that {' and '.join(gone)} runs and is on the network, then run `ppdeploy net` again"
         return "blocked", f"{' and '.join(gone)} could not be reached any more", again
     rate = way.rate_mbit
-    if rate is None:
-        failed = run.get("connect") or broken
+    part = run.get("failed") or ""
+    if not rate:
+        failed = part or run.get("connect") or broken or ("nothing came through" if rate is not None else "")
         if failed:
             fence = f"let {way.sender} and {way.receiver} talk on all TCP ports over the fabric: a firewall, a cable or"
             return (
@@ -364,6 +369,12 @@ def _verdict(
         return None, f"not measured: {run.get('problem') or 'the nodes did not come to it'}", ""
     if broken:
         return "blocked", f"handoffs between them fail: {broken}", "see that nothing filters the ports above 1024"
+    if part:
+        # Said before the figures, which are those of before or after it.
+        return "slow", f"it carried {mbit_text(rate)}, and then a run failed: {part}", _LOOK
+    if way.latency and way.latency.sent and way.latency.lost == way.latency.sent:
+        let = f"let ICMP echo through between {way.sender} and {way.receiver}: without it the latency is not known"
+        return "slow", f"no ping comes back, though TCP carries {mbit_text(rate)}", let
     if way.latency and way.latency.lost > LOSS * way.latency.sent:
         return "slow", f"{way.latency.lost} of {way.latency.sent} pings were lost", _LOOK
     short = _short(way, rate, cuda=cuda)

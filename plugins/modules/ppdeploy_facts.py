@@ -642,7 +642,9 @@ def kernels() -> list[Facts]:
                 {
                     "release": release,
                     "bootable": Path(f"{BOOT}/vmlinuz-{release}").exists(),
-                    "nvidia_module": re.search(r"(^|/)nvidia\.ko", listed, re.MULTILINE) is not None,
+                    # Debian's are named after the driver's branch: nvidia-current.ko, nvidia-tesla-470.ko.
+                    "nvidia_module": re.search(r"(^|/)nvidia(-(current|tesla|legacy)[\w-]*)?\.ko", listed, re.MULTILINE)
+                    is not None,
                 }
             )
     return found
@@ -1573,7 +1575,8 @@ def model(base: str, name: str) -> Facts:
         digest = manifest.get("digest")
         size = sum(entry["size"] for entry in files.values())
     except FileNotFoundError:
-        return {**unverified, "deviation": f"{MANIFEST} is missing: the copy was never finished"}
+        missing = f"{MANIFEST} is missing: the copy was never finished"
+        return {**unverified, "deviation": missing, "size_bytes": bytes_below(folder)}
     except OSError as error:
         return {**unverified, "deviation": describe(error)}
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -1586,6 +1589,17 @@ def model(base: str, name: str) -> Facts:
         "deviation": deviation,
         "size_bytes": size,
     }
+
+
+def bytes_below(folder: str) -> int:
+    """Return the bytes of the regular files in a folder and those in it, as far as they are really on the disk."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # it may go while it is looked at
+                about = Path(place, name).lstat()
+                total += min(about.st_size, about.st_blocks * 512) if stat.S_ISREG(about.st_mode) else 0
+    return total
 
 
 def differs(folder: str, name: str, recorded: Facts) -> str | None:

@@ -12,7 +12,7 @@ description:
     transient unit that only the peers may reach. A timer ends and removes all of it should nobody else do so.
   - C(measure) asks a peer for latency by ping, and for throughput by its iperf3 server, both ways.
   - C(probe) starts the handoff probe as a transient unit, and C(collect) waits for its end and returns what it printed.
-  - C(close) ends and removes all that C(open) and C(probe) made.
+  - C(close) ends and removes all that C(open) and C(probe) made, and returns the packages that came for the test.
   - What goes wrong between two nodes is a result and no failure.
 options:
   action:
@@ -32,6 +32,11 @@ options:
     description: Content by name of the files to write for the test (C(open)).
     type: dict
     default: {}
+  brought:
+    description: Packages that came for the test, for whoever ends it (C(open)).
+    type: list
+    elements: str
+    default: []
   limit:
     description: Seconds after which all that was started ends by itself.
     type: int
@@ -80,6 +85,10 @@ iperf3:
   description: Path of iperf3; empty when there is none (C(look)).
   returned: with action C(look)
   type: str
+brought:
+  description: The packages of which C(open) was told that they came for the test (C(close)).
+  returned: with action C(close)
+  type: list
 port:
   description: Port of the iperf3 server; 0 when there is none (C(open)).
   returned: with action C(open)
@@ -102,6 +111,7 @@ lines:
   type: list
 """
 
+import contextlib
 import json
 import os
 import re
@@ -109,6 +119,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +127,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 FOLDER = Path("/run/ppdeploy-net")
 SERVER, PROBE, GUARD = "ppdeploy-net-iperf3", "ppdeploy-net-handoff", "ppdeploy-net-guard"
+#: Names the packages that came for the test, so that whoever ends it can take them away.
+BROUGHT = "brought"
 #: Pings, seconds between them, and for how long to wait for the last.
 PINGS, PAUSE, PATIENCE = 60, 0.02, 1
 #: Beyond its run, what an iperf3 client may take to connect and to exchange results, in seconds.
@@ -209,6 +222,7 @@ def open_test(params: dict[str, Any]) -> dict[str, Any]:
         path = FOLDER / Path(name).name
         path.write_text(content, encoding="utf-8")
         path.chmod(0o644)
+    (FOLDER / BROUGHT).write_text("\n".join(params["brought"]), encoding="utf-8")
     end = f"systemctl stop {SERVER}.service {PROBE}.service; rm -rf {FOLDER}"
     guard = ["systemd-run", "--quiet", "--collect", f"--unit={GUARD}", f"--on-active={params['limit']}"]
     done = run([*guard, "/bin/sh", "-c", end])
@@ -345,12 +359,21 @@ def collect(params: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.25)
     state = probe_state()
     # The last one of a probe that was ended in it has no end.
-    lines = [json.loads(line) for line in text_of("handoff.out").splitlines() if line.endswith("}")]
+    lines = list(read_lines(text_of("handoff.out")))
     problem = ""
     if not any(line.get("done") for line in lines):
         told = next((line["error"] for line in lines if "pair" not in line and "error" in line), None)
         problem = told or f"the handoff probe ended early ({state.get('Result')}): {last_line(text_of('handoff.err'))}"
     return {"lines": lines, "problem": problem}
+
+
+def read_lines(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the probe's lines; NCCL writes its own between them where the inventory asks for them."""
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                yield found
 
 
 def text_of(name: str) -> str:
@@ -370,8 +393,9 @@ def work(params: dict[str, Any]) -> dict[str, Any]:
     if action == "look":
         return {"iperf3": shutil.which("iperf3") or ""}
     if action == "close":
+        brought = text_of(BROUGHT).split()
         close()
-        return {}
+        return {"brought": brought}
     return {"open": open_test, "measure": measure, "probe": probe, "collect": collect}[action](params)
 
 
@@ -388,6 +412,7 @@ def main() -> None:
             "peers": {"type": "list", "elements": "str", "default": []},
             # Whole files have no place in the node's journal, where Ansible notes how a module is called.
             "files": {"type": "dict", "default": {}, "no_log": True},
+            "brought": {"type": "list", "elements": "str", "default": []},
             "limit": {"type": "int", "default": 600},
             "peer": {"type": "str"},
             "peer_address": {"type": "str"},

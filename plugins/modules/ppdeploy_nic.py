@@ -89,9 +89,9 @@ set:
   returned: with apply
   type: dict
 refused:
-  description: Why a setting could not be set or given back, by key.
-  returned: with apply
-  type: dict
+  description: Why a setting could not be set or given back, by key; with try_mtu why the MTU could not be set.
+  returned: with apply, and with try_mtu where the NIC refused
+  type: raw
 was:
   description: The MTU that a trial replaced; empty where it had it.
   returned: with try_mtu
@@ -126,6 +126,16 @@ RECORD = "/var/lib/ppdeploy/nic-before.json"
 CONFIG = "/etc/ppdeploy/nic.json"
 SCRIPT = "/opt/ppdeploy/nic/nic.py"
 UNIT = "ppdeploy-nic.service"
+# Where the role's files may lie, and what shows that one is ours (MANAGED in ppdeploy/render.py).
+OWN_FILES = (
+    "/etc/sysctl.d/99-ppdeploy.conf",
+    CONFIG,
+    "/etc/systemd/system/ppdeploy-nic.service",
+    "/etc/systemd/network/*.network.d/90-ppdeploy.conf",
+    "/etc/NetworkManager/dispatcher.d/90-ppdeploy-nic",
+    "/etc/network/if-up.d/ppdeploy-nic",
+)
+OURS = b"Written by ppdeploy"
 
 # linux/sockios.h, linux/ethtool.h and linux/in.h.
 SIOCETHTOOL = 0x8946
@@ -355,7 +365,8 @@ class Host:
                 run("nvidia-smi", "-i", index, "-pm", "1" if mode == "on" else "0")
 
 
-KEYS = ("mtu", "rings", "eee", "rx_usecs", "rps", "rfs", "qdisc", "governor", "gpu_persistence")
+NIC_KEYS = ("mtu", "rings", "eee", "rx_usecs", "rps", "rfs", "qdisc")
+KEYS = (*NIC_KEYS, "governor", "gpu_persistence")
 
 
 def each(files: dict[str, Path]) -> str:
@@ -437,9 +448,9 @@ class Record:
         replace(self.path, (json.dumps(known, indent=2, sort_keys=True) + "\n").encode(), 0o644)
 
     def remember_file(self, path: str) -> None:
-        """Note what a file that is to be written holds now."""
+        """Note what a file that is to be written holds now; one of ours, whose record is lost, counts as none."""
         place = at(path)
-        if not place.exists():
+        if not place.exists() or is_ours(path):
             self.files[path] = None
             return
         mode = stat.S_IMODE(place.stat().st_mode)
@@ -455,6 +466,26 @@ class Record:
                     at(path).parent.rmdir()
         else:
             replace(at(path), base64.b64decode(before["content"]), int(before["mode"], 8))
+
+    def adopt_files(self) -> list[str]:
+        """Note files of ours that no record knows, since it was lost; return which."""
+        found = [f"/{place.relative_to(ROOT)}" for pattern in OWN_FILES for place in at("/").glob(pattern.lstrip("/"))]
+        lost = sorted(path for path in found if path not in self.files and is_ours(path))
+        self.files.update(dict.fromkeys(lost))
+        return lost
+
+    def forget_nic(self) -> None:
+        """Forget what a NIC had: it says nothing of another one."""
+        self.trial = {}
+        self.settings = {key: value for key, value in self.settings.items() if key not in NIC_KEYS}
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file is one that the role wrote."""
+    try:
+        return path == CONFIG or OURS in at(path).read_bytes()
+    except OSError:
+        return False
 
 
 def replace(path: Path, content: bytes, mode: int) -> None:
@@ -542,7 +573,8 @@ def set_one(host: Host, key: str, value: str, found: str, done: Converged, *, ch
 
 def give_back(host: Host, record: Record, keys: list[str], paths: list[str], done: Converged, *, check: bool) -> None:
     """Give back settings and files; what the host refuses stays in the record."""
-    unit = any(path.endswith(f"/{UNIT}") for path in paths) and not check
+    # The record names a file before it is written: a run that ended between the two left no unit to end.
+    unit = any(path.endswith(f"/{UNIT}") and at(path).exists() for path in paths) and not check
     if unit:
         run("systemctl", "disable", "--now", UNIT)
     for path in paths:
@@ -560,6 +592,25 @@ def give_back(host: Host, record: Record, keys: list[str], paths: list[str], don
         set_one(host, key, value, found or "", done, check=check)
         if key not in done.refused and not check:
             del record.settings[key]
+
+
+def take_over(host: Host, record: Record, done: Converged, module: Any) -> None:
+    """Let the record be of this NIC: one that had it before gets its own settings back, as far as it is still there."""
+    if not record.interface:
+        return
+    here = at(f"/sys/class/net/{record.interface}").is_dir()
+    if here and record.interface == host.interface:
+        return
+    if here:
+        keys = [key for key in NIC_KEYS if key in record.settings]
+        give_back(Host(record.interface), record, keys, [], done, check=module.check_mode)
+        for key, reason in done.refused.items():
+            module.warn(f"{record.interface}: {key} is left as it is: {reason}")
+        # It says nothing of what this NIC takes.
+        done.refused.clear()
+    elif record.settings.keys() & set(NIC_KEYS):
+        module.warn(f"{record.interface} is not there any more: nothing is given back to it")
+    record.forget_nic()
 
 
 def try_mtu(host: Host, record: Record, mtu: int) -> str:
@@ -691,16 +742,22 @@ def act(module: Any) -> dict[str, Any]:
         if module.check_mode:
             found = host.read("mtu")
             return {"changed": not same("mtu", found, str(params["mtu"])), "was": ""}
-        was = try_mtu(host, record, params["mtu"])
+        if host.read("mtu") is None:
+            return {"changed": False, "was": "", "refused": f"there is no interface {host.interface}"}
+        take_over(host, record, Converged(), module)
+        try:
+            was = try_mtu(host, record, params["mtu"])
+        except RefusedError as error:
+            # No failure: that would end the play before the other hosts have their old MTU again.
+            return {"changed": False, "was": "", "refused": str(error)}
         return {"changed": bool(was), "was": was}
     if action == "give_back":
         return {"changed": False if module.check_mode else give_back_mtu(host, record)}
     settings = {key: str(value) for key, value in params["settings"].items()}
     done = Converged()
-    if record.interface not in {"", host.interface}:
-        # Another NIC is the fabric now: that one gets its own settings back first.
-        converge(Host(record.interface), record, done, {}, [], [], check=module.check_mode)
-        record = Record()
+    if not record.path.exists() and record.adopt_files():
+        module.warn(f"{at(RECORD)} is lost: what was set stays until the next boot, only the files are taken away")
+    take_over(host, record, done, module)
     converge(host, record, done, settings, params["waits"], params["files"], check=module.check_mode)
     for key, reason in done.refused.items():
         module.warn(f"{host.interface}: {key} is left as it is: {reason}")
@@ -736,7 +793,8 @@ def main() -> None:
     except RefusedError as error:
         module.fail_json(msg=f"the NIC cannot be set: {error}")
     except (OSError, ValueError, KeyError) as error:
-        module.fail_json(msg=f"what was there before cannot be read or written ({at(RECORD)}): {error}")
+        lost = "where that file is damaged, remove it: what was set then goes with the next boot"
+        module.fail_json(msg=f"what was there before cannot be read or written ({at(RECORD)}): {error}; {lost}")
     module.exit_json(**result)
 
 

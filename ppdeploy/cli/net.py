@@ -26,7 +26,7 @@ from ppdeploy.errors import InputError, UnreachableError
 from ppdeploy.net import NetReport
 from ppdeploy.net_page import net_page
 from ppdeploy.net_report import net_report
-from ppdeploy.run import RunResult, cluster_lock, plays
+from ppdeploy.run import QuietProgress, RunResult, cluster_lock, plays
 
 MOST_SECONDS = 60
 
@@ -72,6 +72,11 @@ def net(
     values = {plays.NET_SECONDS: seconds, plays.NET_FORCE: force, plays.NET_SHOW: False}
     with cluster_lock(inventory, "net"):
         result = session.run(plays.NET, values=values)
+        if result.status == "interrupted":
+            # Its listeners would stay until their time is over.
+            say("ending the test on its hosts")
+            session.run(plays.NET_STOP, display=QuietProgress())
+            raise KeyboardInterrupt
     found = _found(result)
     if found is None:
         result.raise_for_status()
@@ -94,8 +99,6 @@ def _found(result: RunResult) -> dict[str, Any] | None:
 
 def _raise(session: Session, result: RunResult, lost: list[str]) -> None:
     """Raise what went wrong in a test that has a result: nodes that vanished first, whatever their tasks said."""
-    if result.status == "interrupted":
-        raise KeyboardInterrupt
     if lost:
         reasons = {failure.host: failure.sentence for failure in result.failures if failure.host in lost}
         told = "; ".join(session.redactor.text(f"{host}: {reasons.get(host, 'it does not answer')}") for host in lost)

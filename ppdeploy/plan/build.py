@@ -14,6 +14,7 @@ from ppdeploy.plan.agent import AGENT_PORT, agent_files, plan_agent
 from ppdeploy.plan.bench import BenchRun
 from ppdeploy.plan.checks import blocked_findings
 from ppdeploy.plan.checks.situate import situation, unit_name
+from ppdeploy.plan.checks.system import MASTER_PORTS
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
 from ppdeploy.plan.decide import decide
 from ppdeploy.plan.devices import cuda_bytes
@@ -326,7 +327,8 @@ def _tuning(spec: PipelineSpec, facts: NodeFacts, fabric: Fabric) -> TuningPlan:
         fabric.interface,
         spec.vars,
         rate_mbit=fabric.speed_mbit,
-        ports={AGENT_PORT, spec.vars.master_port},
+        # The head of each generation listens on another one (ppdeploy/agent/ready.py).
+        ports={AGENT_PORT, *range(spec.vars.master_port, spec.vars.master_port + MASTER_PORTS)},
         running=bool(state and state.unit and state.unit.active_state in {"active", "activating"}),
     )
 
@@ -338,8 +340,10 @@ def _slowest_mbit(fabric: Mapping[str, Fabric]) -> int | None:
 
 
 def _network_file(facts: NodeFacts, fabric: Fabric) -> str | None:
-    nic = facts.nic(fabric.interface)
-    return nic.tuning.network_file if nic and nic.tuning else None
+    """Return networkd's file of the fabric NIC; None where other NICs follow it too, which a drop-in would change."""
+    files = {nic.name: nic.tuning.network_file for nic in facts.nics if nic.tuning and nic.tuning.network_file}
+    own = files.pop(fabric.interface, None)
+    return None if own in files.values() else own
 
 
 def _environment(spec: PipelineSpec, facts: Mapping[str, NodeFacts]) -> locks.Lock:

@@ -9,6 +9,7 @@ STATUS = "playbooks/status.yml"
 LOGS = "playbooks/logs.yml"
 CHECK = "playbooks/check.yml"
 NET = "playbooks/net.yml"
+NET_STOP = "playbooks/net_stop.yml"
 BENCH = "playbooks/bench.yml"
 BENCH_STOP = "playbooks/bench_stop.yml"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -233,3 +234,20 @@ def test_iperf3_comes_for_the_test_and_goes_again_and_where_it_cannot_the_rest_g
     assert found["node1", "node2"]["latency"]["lost"] == 0
     assert traces(bare) == before
     assert "iperf3-needs" not in bare.out("node1", "dpkg-query -W")
+
+
+def test_ctrl_c_leaves_neither_a_listener_nor_what_came_for_the_test(bare: Cluster) -> None:
+    before = traces(bare)
+    running = bare.start_ppdeploy("net", "--seconds", "20", env={})
+    deadline = time.monotonic() + 120
+    while "iperf3-needs" not in bare.lab.exec_ssh("node1", ["cat", "/run/ppdeploy-net/brought"], check=False).stdout:
+        assert time.monotonic() < deadline, "the test did not begin"
+        time.sleep(0.2)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=180)
+    assert running.returncode == 130, err
+    # A client whose server is gone ends by itself.
+    deadline = time.monotonic() + 60
+    while traces(bare) != before and time.monotonic() < deadline:
+        time.sleep(1)
+    assert traces(bare) == before

@@ -104,8 +104,8 @@ def test_check_shows_it_all_and_changes_nothing(tuned: Tuned, bare: dict[str, li
     for line in (
         "-mtu = 1500",
         "+mtu = 9000",
-        "+sysctl.net.ipv4.ip_local_reserved_ports = 29500-29501",
-        "+net.ipv4.ip_local_reserved_ports = 29500-29501",
+        "+sysctl.net.ipv4.ip_local_reserved_ports = 29500-29516",
+        "+net.ipv4.ip_local_reserved_ports = 29500-29516",
         "+MTUBytes=9000",
         "+ExecStart=/usr/bin/python3 -I /opt/ppdeploy/nic/nic.py boot",
     ):
@@ -127,6 +127,22 @@ def test_an_mtu_that_one_host_cannot_have_is_refused_and_every_host_is_as_before
     assert tuned.state() == bare
 
 
+def test_an_mtu_that_one_nic_refuses_leaves_it_on_no_host(tuned: Tuned, bare: dict[str, list[str]]) -> None:
+    """As a VLAN does whose NIC below has a smaller MTU; no Ethernet takes one of 70000."""
+    role = {
+        "role": "nic_tuning",
+        "nic_tuning_interface": "fab0",
+        "nic_tuning_settings": "{{ {'mtu': '70000' if inventory_hostname == 'node2' else '9000'} }}",
+        "nic_tuning_source": "198.18.1.1{{ inventory_hostname[-1] }}",
+        "nic_tuning_peers": "{{ ['198.18.1.11', '198.18.1.12'] | difference([nic_tuning_source]) }}",
+    }
+    play = {"name": "Tune", "hosts": "vllm", "gather_facts": False, "become": True, "any_errors_fatal": True}
+    done = tuned.book("refused", {**play, "roles": [role]})
+    assert done.code != 0
+    assert "fab0 of node2 does not take the MTU 70000 (Invalid argument)" in done.out, done.said
+    assert tuned.state() == bare
+
+
 @pytest.fixture(scope="module")
 def applied(tuned: Tuned, bare: dict[str, list[str]]) -> Done:
     """The first tuning, of a fabric that carries large packets."""
@@ -140,7 +156,7 @@ def applied(tuned: Tuned, bare: dict[str, list[str]]) -> Done:
 def test_what_is_wanted_is_set_and_what_was_there_is_remembered(tuned: Tuned, applied: Done) -> None:
     assert min(applied.changed().values()) > 0
     for node in tuned.lab.nodes:
-        assert tuned.out(node, f"cat {MTU} {PORTS}").split() == ["9000", "29500-29501"]
+        assert tuned.out(node, f"cat {MTU} {PORTS}").split() == ["9000", "29500-29516"]
         assert json.loads(tuned.out(node, f"cat {RECORD}"))["settings"] == {
             "mtu": "1500",
             "sysctl.net.ipv4.ip_local_reserved_ports": "",
@@ -166,7 +182,7 @@ def test_every_host_looks_as_planned(tuned: Tuned) -> None:
 @pytest.mark.usefixtures("applied")
 def test_a_reboot_keeps_it(tuned: Tuned) -> None:
     tuned.lab.reboot("node1")
-    assert tuned.out("node1", f"cat {MTU} {PORTS}").split() == ["9000", "29500-29501"]
+    assert tuned.out("node1", f"cat {MTU} {PORTS}").split() == ["9000", "29500-29516"]
     assert tuned.out(
         "node1", "systemctl is-active ppdeploy-nic systemd-networkd; systemctl is-system-running"
     ).split() == [

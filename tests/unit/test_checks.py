@@ -21,6 +21,7 @@ from ppdeploy.facts import (
     Problem,
     RdmaDevice,
     Rival,
+    Tuned,
     Venv,
 )
 from ppdeploy.plan.checks import (
@@ -34,6 +35,8 @@ from ppdeploy.plan.checks import (
     blocked_findings,
     catalogue,
 )
+from ppdeploy.plan.checks.situate import model_bytes
+from ppdeploy.plan.checks.system import CHECK_LISTENER
 from ppdeploy.probes import ClockDifference, DiskSpeed, ProbeProblem, Route
 from tests.factories import make_address, make_facts, make_gpu, make_nic
 from tests.factories_checks import (
@@ -170,7 +173,7 @@ CASES: dict[str, Case] = {
         "systemctl stop my.service",
     ),
     "cpu-governor": Case(
-        on(cpu=facts_of().cpu.model_copy(update={"governor": "powersave"})), "powersave, by acpi-cpufreq", "cpupower"
+        on(cpu=facts_of().cpu.model_copy(update={"governor": "powersave"})), "powersave, by acpi-cpufreq", "tee"
     ),
     "environment": Case(
         on(venvs=(Venv(name=VENV, marker={}, python="3.11.2", packages={"vllm": "0.20.0"}),)),
@@ -218,7 +221,7 @@ CASES: dict[str, Case] = {
         "corrupted",
         "nvidia-smi -q",
     ),
-    "gpu-persistence": Case(gpus(make_gpu(persistence_mode=False), make_gpu(1)), "off on GPU 0", "nvidia-persistenced"),
+    "gpu-persistence": Case(gpus(make_gpu(persistence_mode=False), make_gpu(1)), "off on GPU 0", "nvidia-smi -pm 1"),
     "gpu-mig": Case(gpus(make_gpu(), make_gpu(1, "A100", mig_enabled=True)), "GPU 1 has MIG on", "-i 1 -mig 0"),
     "gpu-pcie": Case(gpus(make_gpu(), make_gpu(1, pcie_width_current=4)), "GPU 1 has x4 of x16", "16 lanes"),
     "gpu-kinds": Case(gpus(make_gpu(), make_gpu(1, "RTX 3060")), "RTX 3060 and NVIDIA GeForce RTX 4090", "one kind"),
@@ -290,7 +293,7 @@ CASES: dict[str, Case] = {
     "master-port": Case(
         on_way(connects=(a_connect(29501, master=True, problem="no answer in 1.5 s"),)),
         "29501: no answer in 1.5 s",
-        "on node1: allow TCP from 198.51.100.0/24 to port 29501",
+        "on node1: allow TCP from 198.51.100.0/24 to the ports 29501 to 29516",
     ),
     "ephemeral-ports": Case(
         on_way(connects=(a_connect(), a_connect(40001, problem="no answer in 1.5 s"))),
@@ -342,7 +345,7 @@ CASES: dict[str, Case] = {
     "same-python": Case(
         two(pythons=(facts_of().pythons[0].model_copy(update={"version": "3.11.9"}),)), "Python 3.11.9", "python3.11"
     ),
-    "same-vllm": Case(package("vllm", "0.20.0"), "node2 has vllm 0.20.0", "apply"),
+    "same-vllm": Case(package("vllm", "0.20.0"), "node2 has vllm 0.20.0", "on node1 and node2, and apply"),
     "same-torch": Case(package("torch", "2.9.0"), "node2 has torch 2.9.0", "apply"),
     "same-nccl": Case(package("nvidia-nccl-cu13", "2.28.0"), "node2 has nvidia-nccl-cu13 2.28.0", "apply"),
     "same-driver": Case(
@@ -498,6 +501,151 @@ def test_an_own_name_on_loopback_is_said_to_be_harmless() -> None:
     found = NODE["hostname"].outcome(node(facts=facts))
     assert found.verdict == "ready"
     assert "127.0.1.1: harmless" in found.evidence
+
+
+# ---- what is no fault, or not the one that it looks like -------------------------------------------------------------
+
+
+def test_what_an_apply_makes_equal_does_not_stop_it() -> None:
+    differ = [replace(node(1), mtu_wanted=9000), replace(with_nic(2, mtu=9000), mtu_wanted=9000)]
+    found = PIPELINE["mtu-equal"].outcome(whole(*differ))
+    assert (found.verdict, found.judged) == ("ready", False)
+    assert "node1 1500, node2 9000; `ppdeploy apply` sets 9000" in found.evidence
+    assert list(blocked_findings(whole(*differ))) == []
+
+
+def test_an_mtu_that_an_apply_gives_back_does_not_stop_it() -> None:
+    """A trial that was cut off left one NIC with it, and the variable is gone since."""
+    tried = with_nic(2, mtu=9000)
+    record = Tuned(interface="enp1s0", settings={"mtu": "1500"})
+    found = PIPELINE["mtu-equal"].outcome(
+        whole(node(1), replace(tried, facts=tried.facts.model_copy(update={"tuned": record})))
+    )
+    assert (found.judged, "`ppdeploy apply` sets 1500" in found.evidence) == (False, True)
+    other = record.model_copy(update={"interface": "eno1"})
+    found = PIPELINE["mtu-equal"].outcome(
+        whole(node(1), replace(tried, facts=tried.facts.model_copy(update={"tuned": other})))
+    )
+    assert found.verdict == "blocked"
+
+
+def test_an_environment_that_differs_is_built_anew_where_it_does() -> None:
+    """An apply alone, which these checks stop, would have left it."""
+    odd = Venv(name=VENV, marker={}, python="3.11.2", packages={**PACKAGES, "torch": "2.9.0"})
+    nodes = [node(1), node(2), replace(node(2, facts_of(2).model_copy(update={"venvs": (odd,)})), host="node3")]
+    found = PIPELINE["same-torch"].outcome(whole(*nodes))
+    assert found.remedy == f"rm -r /opt/ppdeploy/venvs/{VENV} on node3, and apply: it is built anew there"
+
+
+SPARE = make_gpu(
+    1,
+    "A100",
+    mig_enabled=True,
+    ecc_uncorrected=3,
+    persistence_mode=False,
+    pcie_width_current=4,
+    processes=[GpuProcess(pid=5, name="blender", memory_mib=900, unit="user.slice")],
+)
+
+
+@pytest.mark.parametrize("name", ["gpu-mig", "gpu-ecc", "gpu-persistence", "gpu-pcie", "gpu-busy", "gpu-kinds"])
+def test_a_card_that_no_rank_gets_is_left_alone(name: str) -> None:
+    one = node(facts=facts_of().model_copy(update={"gpus": (make_gpu(), SPARE)}), gpus_needed=1)
+    assert NODE[name].outcome(one).verdict == "ready"
+
+
+def test_the_listener_of_a_check_does_not_stop_an_apply() -> None:
+    left = Listener(
+        port=29501, address="198.51.100.11", pid=9, process=CHECK_LISTENER, command="python3", unit="session-4.scope"
+    )
+    found = NODE["port-taken"].outcome(node(facts=facts_of().model_copy(update={"listeners": (left,)})))
+    assert (found.verdict, found.evidence) == ("ready", "8000, 29501: free")
+
+
+def test_a_systemd_that_gave_no_answer_is_not_said_to_be_absent() -> None:
+    os = facts_of().os.model_copy(update={"systemd_version": None})
+    silent = Problem(fact="os.systemd_version", reason="systemctl gave no answer in 15 s")
+    found = NODE["systemd"].outcome(node(facts=facts_of().model_copy(update={"os": os, "problems": (silent,)})))
+    assert (found.verdict, found.evidence) == ("blocked", "systemctl gave no answer in 15 s")
+
+
+@pytest.mark.parametrize(("folder", "missing"), [("llama", 16 * GIB), ("llama.partial", 16 * GIB), ("other", 40 * GIB)])
+def test_what_a_transfer_left_is_not_needed_once_more(folder: str, missing: int) -> None:
+    left = ModelFolder(name=folder, digest=None, verified=False, deviation="unfinished", size_bytes=24 * GIB)
+    assert model_bytes(facts_of().model_copy(update={"models": (left,)}), 40 * GIB, "llama") == missing
+
+
+def test_ports_that_others_reserved_stay_in_the_remedy() -> None:
+    sysctl = facts_of().sysctl.model_copy(
+        update={"ip_local_port_range": (1024, 60999), "ip_local_reserved_ports": "30000-30010"}
+    )
+    found = NODE["local-ports"].outcome(node(facts=facts_of().model_copy(update={"sysctl": sysctl})))
+    assert "ip_local_reserved_ports=30000-30010,8000,29500,29501" in found.remedy
+
+
+def test_a_second_nic_that_keeps_to_its_own_address_is_harmless() -> None:
+    second = make_nic("enp2s0", "198.51.100.77/24", index=4)
+    sysctl = facts_of().sysctl.model_copy(update={"arp_ignore": 1})
+    found = NODE["one-nic-a-subnet"].outcome(
+        node(facts=facts_of().model_copy(update={"nics": (*facts_of().nics, second), "sysctl": sysctl}))
+    )
+    assert (found.verdict, "harmless" in found.evidence) == ("ready", True)
+
+
+@pytest.mark.parametrize(("drops", "verdict"), [(2, "ready"), (500, "slow")])
+def test_a_few_frames_that_nobody_wanted_are_no_fault_and_many_are_not_the_cables(drops: int, verdict: str) -> None:
+    found = NODE["fabric-errors"].outcome(
+        node(probe={"counters_after": QUIET.model_copy(update={"rx_dropped": drops})})
+    )
+    assert (found.verdict, found.evidence) == (verdict, f"rx_dropped rose by {drops}")
+    assert "replace the cable" not in found.remedy
+
+
+def test_an_empty_second_rdma_port_is_no_fault() -> None:
+    ports = [
+        RdmaDevice(name=f"mlx5_{n}", link_layer="Ethernet", state=state, interfaces=(), gids=())
+        for n, state in enumerate(("ACTIVE", "DOWN"))
+    ]
+    found = NODE["rdma"].outcome(node(facts=facts_of().model_copy(update={"rdma_devices": tuple(ports)})))
+    assert found.verdict == "ready"
+
+
+def test_a_firewall_that_counts_pings_proves_nothing_of_the_mtu() -> None:
+    few = {"ping": a_ping(received=6), "whole": a_ping(bytes=1500, sent=3, received=0)}
+    found = PAIR["mtu-passes"].outcome(pair(few))
+    assert (found.verdict, found.judged, found.evidence) == (
+        "ready",
+        False,
+        "14 of 20 small pings were lost as well: the MTU is not proven",
+    )
+    too_long = {**few, "whole": a_ping(bytes=9000, sent=0, received=0, problem="Message too long")}
+    assert PAIR["mtu-passes"].outcome(pair(too_long)).verdict == "blocked"
+
+
+def test_a_peer_without_a_listener_that_drops_pings_is_not_out_of_reach() -> None:
+    found = PAIR["reach"].outcome(pair({"connects": (), "ping": a_ping(received=0)}))
+    assert (found.verdict, found.judged) == ("ready", False)
+
+
+def test_one_who_answers_arp_for_all_is_no_second_machine() -> None:
+    """As clouds and access points do; a connection to our own listener proves where the address leads."""
+    proxy = {"macs": ("12:34:56:78:9a:bc",)}
+    found = PAIR["right-machine"].outcome(pair(proxy))
+    assert (found.verdict, "leads to the peer" in found.evidence) == ("ready", True)
+    strange = a_connect(problem="another machine or program answers there")
+    assert PAIR["right-machine"].outcome(pair({**proxy, "connects": (strange,)})).verdict == "blocked"
+    silent = a_connect(problem="no answer in 1.5 s")
+    assert PAIR["right-machine"].outcome(pair({**proxy, "connects": (silent,)})).verdict == "blocked"
+
+
+def test_a_card_that_a_virtual_machine_has_is_told_as_that() -> None:
+    lent = PciAccelerator(
+        address="0000:01:00.0", vendor="nvidia", vendor_id="0x10de", device_id="0x1", driver="vfio-pci"
+    )
+    found = NODE["gpu-module"].outcome(
+        node(facts=facts_of().model_copy(update={"gpus": (), "nvidia_driver": None, "pci_accelerators": (lent,)}))
+    )
+    assert (found.verdict, "virtual machine" in found.remedy) == ("blocked", True)
 
 
 def test_a_card_without_its_driver_is_told() -> None:

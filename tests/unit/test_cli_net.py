@@ -116,3 +116,10 @@ def test_a_pipeline_that_serves_is_left_alone(cluster: Cluster, command: Command
     assert done.code == 3
     assert "a rank of pipeline tiny runs on node1, node2" in done.err
     assert done.out == ""
+
+
+def test_an_interrupted_one_is_ended_on_the_hosts(cluster: Cluster, command: Command, play: Play) -> None:
+    play.result = measured(status="interrupted", return_code=-1, facts={})
+    assert command("net", "-i", cluster.inventory, "-l", "tiny").code == 130
+    assert [call["playbook"] for call in play.calls] == ["playbooks/net.yml", "playbooks/net_stop.yml"]
+    assert play.options.limit == "tiny"

@@ -655,7 +655,8 @@ def test_what_the_weights_module_records_is_what_is_read(tmp_path: Path) -> None
 def test_each_way_to_change_a_model_is_named(tmp_path: Path) -> None:
     for change in ("size", "mtime_ns", "inode", "gone", "manifest"):
         write_model(tmp_path / change)
-    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "parts").mkdir(parents=True)
+    (tmp_path / "unfinished" / "parts" / "model.safetensors").write_bytes(b"x" * 5000)
     with (tmp_path / "size" / "config.json").open("a", encoding="utf-8") as stream:
         stream.write("x")
     os.utime(tmp_path / "mtime_ns" / "config.json", ns=(1, 1))
@@ -674,6 +675,7 @@ def test_each_way_to_change_a_model_is_named(tmp_path: Path) -> None:
     assert found["gone"]["deviation"] == "model.safetensors: No such file or directory"
     assert found["manifest"]["deviation"] == ".ppdeploy-manifest.json is damaged"
     assert found["unfinished"]["deviation"] == ".ppdeploy-manifest.json is missing: the copy was never finished"
+    assert found["unfinished"]["size_bytes"] == 5000
 
 
 def test_the_fastest_link_mode() -> None:
@@ -710,11 +712,19 @@ def test_a_firewall_that_is_switched_off(tmp_path: Path, monkeypatch: pytest.Mon
 def test_kernels_and_nvidias_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MODULES", str(tmp_path / "modules"))
     monkeypatch.setattr(module, "BOOT", str(tmp_path))
-    for release, text in (("6.1.0-40", "updates/dkms/nvidia.ko.xz:\n"), ("6.1.0-41", "kernel/fs/ext4.ko:\n")):
+    for release, text in (
+        ("6.1.0-39", "updates/dkms/nvidia-current.ko:\n"),
+        ("6.1.0-40", "updates/dkms/nvidia.ko.xz:\n"),
+        (
+            "6.1.0-41",
+            "kernel/fs/ext4.ko:\nkernel/drivers/i2c/busses/i2c-nvidia-gpu.ko.xz:\nkernel/nvidia-wmi-ec-backlight.ko:\n",
+        ),
+    ):
         (tmp_path / "modules" / release).mkdir(parents=True)
         (tmp_path / "modules" / release / "modules.dep").write_text(text)
     (tmp_path / "vmlinuz-6.1.0-41").touch()
     assert module.kernels() == [
+        {"release": "6.1.0-39", "bootable": False, "nvidia_module": True},
         {"release": "6.1.0-40", "bootable": False, "nvidia_module": True},
         {"release": "6.1.0-41", "bootable": True, "nvidia_module": False},
     ]

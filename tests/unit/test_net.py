@@ -134,6 +134,30 @@ def test_without_tcp_a_way_is_blocked() -> None:
     assert "ppdeploy check" in found.ways[0].remedy
 
 
+def test_a_pair_that_is_cut_in_the_middle_says_so_both_ways() -> None:
+    cut = {"error": "no end 8 s after its time"}
+    found = judged({**pair(), "flows": {"out_one": run(), "in_one": cut, "out_many": cut, "in_many": cut}})
+    assert [(way.verdict, way.reason) for way in found.ways] == [
+        ("slow", "it carried 949 Mbit/s, and then a run failed: no end 8 s after its time"),
+        ("blocked", "no TCP between them: no end 8 s after its time"),
+    ]
+
+
+def test_a_way_through_which_nothing_came_is_not_ready() -> None:
+    none = run(0.0)
+    found = judged(pair(out_one=none, out_many=none))
+    assert next((way.verdict, way.reason) for way in found.ways) == (
+        "blocked",
+        "no TCP between them: nothing came through",
+    )
+
+
+def test_a_firewall_that_drops_pings_alone_is_no_bad_cable() -> None:
+    way = judged(pair(lost=60)).ways[0]
+    assert (way.verdict, way.reason) == ("slow", "no ping comes back, though TCP carries 953 Mbit/s")
+    assert "ICMP" in way.remedy
+
+
 def test_handoffs_that_fail_block_a_way_that_iperf3_found_ready() -> None:
     found = judged(lines=[{"pair": ["node1", "node2"], "error": "timed out"}])
     assert {way.verdict for way in found.ways} == {"blocked"}

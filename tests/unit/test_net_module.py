@@ -114,7 +114,15 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Node:
 
 
 def asked(**changes: Any) -> dict[str, Any]:
-    base = {"address": "127.0.0.1", "peers": ["192.0.2.12"], "files": {}, "limit": 300, "seconds": 3, "flows": 4}
+    base = {
+        "address": "127.0.0.1",
+        "peers": ["192.0.2.12"],
+        "files": {},
+        "limit": 300,
+        "seconds": 3,
+        "flows": 4,
+        "brought": [],
+    }
     return {**base, "peer": "node2", "peer_address": "192.0.2.12", "port": 40001, "config": {}, **changes}
 
 
@@ -135,7 +143,7 @@ def test_a_listener_ends_by_itself_and_only_peers_reach_it(node: Node) -> None:
 
 def test_a_file_is_never_written_elsewhere(node: Node) -> None:
     module.open_test(asked(files={"../../outside": "x"}))
-    assert [path.name for path in module.FOLDER.iterdir()] == ["outside"]
+    assert sorted(path.name for path in module.FOLDER.iterdir()) == ["brought", "outside"]
     assert node.commands
 
 
@@ -158,6 +166,13 @@ def test_closing_ends_everything_and_says_whether_there_was_anything(node: Node)
     assert {f"{name}.service" for name in (module.SERVER, module.PROBE, module.GUARD)} <= set(stop)
     assert f"{module.GUARD}.timer" in stop
     assert not module.close()
+
+
+@pytest.mark.usefixtures("node")
+def test_whoever_ends_a_test_is_told_what_came_for_it() -> None:
+    module.open_test(asked(brought=["iperf3", "libiperf0"]))
+    assert module.work({"action": "close"}) == {"brought": ["iperf3", "libiperf0"]}
+    assert module.work({"action": "close"}) == {"brought": []}
 
 
 def test_a_pair_is_measured_both_ways_with_one_connection_and_several(node: Node) -> None:
@@ -212,3 +227,8 @@ def test_what_the_probe_told_is_kept_whatever_became_of_it(node: Node, out: str,
     assert found["problem"].startswith(problem)
     assert bool(found["problem"]) == bool(problem)
     assert found["lines"] == [json.loads(line) for line in out.splitlines() if line.endswith("}")]
+
+
+def test_what_nccl_says_between_the_probes_lines_is_none_of_them() -> None:
+    text = 'node1:7:7 [0] NCCL INFO comm {0x1}\n{"sender": "node1"}\n{"sender": "no\n7\n{"done": true}\n'
+    assert list(module.read_lines(text)) == [{"sender": "node1"}, {"done": True}]

@@ -246,6 +246,97 @@ def test_a_file_that_lay_there_comes_back_with_its_mode(node: Node) -> None:
     assert node.at(SYSCTL_FILE).stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.usefixtures("driver")
+def test_a_nic_that_got_another_name_leaves_nothing_behind(node: Node) -> None:
+    node.act(settings={"rps": "rx-0=f rx-1=f", PORTS: "29500"})
+    # The next boot: another name, and all the kernel's own values.
+    node.at("/sys/class/net/fab0").rename(node.at("/sys/class/net/fab9"))
+    for queue in ("rx-0", "rx-1"):
+        node.put(f"/sys/class/net/fab9/queues/{queue}/rps_cpus", "00000000\n")
+    told = node.act(interface="fab9", settings={"rps": "rx-0=3 rx-1=3", PORTS: "29500"})
+    assert told["set"] == {"rps": "rx-0=3 rx-1=3"}
+    assert node.record["settings"] == {"rps": "rx-0=00000000 rx-1=00000000", PORTS: ""}
+    assert node.warned == ["fab0 is not there any more: nothing is given back to it"]
+    node.act(interface=None)
+    assert node.get("/sys/class/net/fab9/queues/rx-0/rps_cpus") == "00000000"
+    assert not node.at(module.RECORD).exists()
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_nic_that_is_gone_does_not_keep_the_rest_from_being_given_back(node: Node) -> None:
+    node.act(settings={"rps": "rx-0=f rx-1=f", PORTS: "29500"})
+    node.at("/sys/class/net/fab0").rename(node.at("/sys/class/net/fab9"))
+    assert node.act(interface=None)["refused"] == {}
+    assert node.get("/proc/sys/net/ipv4/ip_local_reserved_ports") == ""
+    assert not node.at(module.RECORD).exists()
+
+
+def test_what_the_last_nic_does_not_take_back_says_nothing_of_the_next_one(
+    node: Node, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.put("/sys/class/net/fab1/mtu", "1500\n")
+    node.act(settings={"rings": "rx=4096 tx=4096"})
+    driver.refuses.add(0x11)
+    other = Driver()
+    monkeypatch.setattr(module, "ethtool", lambda nic, numbers: (driver if nic == "fab0" else other)("fab0", numbers))
+    told = node.act(interface="fab1", settings={"rings": "rx=2048 tx=2048"})
+    assert (told["set"], told["refused"]) == ({"rings": "rx=2048 tx=2048"}, {})
+    assert node.record["settings"] == {"rings": "rx=512 tx=256"}
+    assert node.warned == ["fab0: rings is left as it is: Operation not supported"]
+
+
+UNIT_FILE = "/etc/systemd/system/ppdeploy-nic.service"
+DROP_IN = "/etc/systemd/network/10-lan.network.d/90-ppdeploy.conf"
+
+
+@pytest.fixture
+def systemctl(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What systemd is told; as the real one it does not know a unit without a file."""
+    told: list[str] = []
+
+    def run(*argv: str) -> str:
+        if argv[1] == "disable" and not node.at(UNIT_FILE).exists():
+            raise module.RefusedError(f"systemctl: Failed to disable unit: Unit file {argv[-1]} does not exist.")
+        told.append(" ".join(argv[:2]))
+        return ""
+
+    monkeypatch.setattr(module, "run", run)
+    return told
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_run_that_ended_before_the_files_were_written_is_taken_back(node: Node, systemctl: list[str]) -> None:
+    before = node.tree()
+    node.act(settings={PORTS: "29500"}, files=[SYSCTL_FILE, UNIT_FILE])
+    node.act()
+    assert node.tree() == before
+    assert systemctl == []
+
+
+@pytest.mark.usefixtures("driver")
+def test_files_of_ours_go_although_the_record_is_lost(node: Node, systemctl: list[str]) -> None:
+    node.put(SYSCTL_FILE, "# Written by ppdeploy; changes are overwritten by the next apply.\n")
+    node.put(DROP_IN, "# Written by ppdeploy; changes are overwritten by the next apply.\n")
+    node.put(UNIT_FILE, "# Written by ppdeploy; changes are overwritten by the next apply.\n")
+    node.put(module.CONFIG, "{}\n")
+    node.put("/etc/network/if-up.d/ppdeploy-nic", "somebody's\n")
+    node.act(interface=None)
+    assert not [path for path in (SYSCTL_FILE, DROP_IN, UNIT_FILE, module.CONFIG) if node.at(path).exists()]
+    assert node.get("/etc/network/if-up.d/ppdeploy-nic") == "somebody's"
+    assert systemctl == ["systemctl disable", "systemctl daemon-reload"]
+    assert "is lost" in node.warned[0]
+    assert not node.at(module.RECORD).exists()
+
+
+@pytest.mark.usefixtures("driver", "systemctl")
+def test_a_file_of_ours_whose_record_was_lost_is_nobodys(node: Node) -> None:
+    node.put(SYSCTL_FILE, "# Written by ppdeploy; changes are overwritten by the next apply.\n")
+    node.act(settings={PORTS: "29500"}, files=[SYSCTL_FILE])
+    assert node.record["files"] == {SYSCTL_FILE: None}
+    node.act()
+    assert not node.at(SYSCTL_FILE).exists()
+
+
 # ---- the trial of an MTU ---------------------------------------------------------------------------------------------
 
 
@@ -282,6 +373,36 @@ def test_a_trial_goes_back_to_the_last_mtu_and_not_to_the_first(node: Node, mtu_
 def test_a_trial_in_check_mode_changes_nothing(node: Node, mtu_ioctl: list[int]) -> None:
     assert node.act(check=True, action="try_mtu", mtu=9000)["changed"] is True
     assert (mtu_ioctl, node.at(module.RECORD).exists()) == ([], False)
+
+
+def test_an_mtu_that_a_nic_refuses_is_told_and_ends_no_play(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ioctl(*_: object) -> None:
+        raise OSError(errno.ERANGE, "Numerical result out of range")
+
+    before = node.tree()
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "ioctl", ioctl)
+        told = node.act(action="try_mtu", mtu=9000)
+    assert told == {"changed": False, "was": "", "refused": "Numerical result out of range"}
+    monkeypatch.setattr(fcntl, "ioctl", lambda *_: None)
+    node.act(action="give_back")
+    assert node.tree() == before
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_trial_on_another_nic_takes_nothing_over_from_the_last_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.act(settings={"rps": "rx-0=f rx-1=f"})
+    node.put("/sys/class/net/fab1/mtu", "1400\n")
+
+    def ioctl(_socket: socket.socket, _request: int, room: bytes) -> None:
+        node.put("/sys/class/net/fab1/mtu", f"{struct.unpack_from('16si', room)[1]}\n")
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    node.act(action="try_mtu", interface="fab1", mtu=9000)
+    assert (node.record["interface"], node.record["settings"]) == ("fab1", {"mtu": "1400"})
+    assert node.get("/sys/class/net/fab0/queues/rx-0/rps_cpus") == "00000000"
 
 
 def needs_raw_sockets() -> bool:
@@ -355,8 +476,7 @@ def run_module(**params: Any) -> tuple[int, dict[str, Any]]:
 
 def test_ansible_gets_a_sentence_for_an_interface_that_is_not_there() -> None:
     code, said = run_module(action="try_mtu", interface="nonesuch0", mtu=9000)
-    assert code == 1
-    assert said["msg"] == "the NIC cannot be set: there is no interface nonesuch0"
+    assert (code, said["refused"]) == (0, "there is no interface nonesuch0")
     code, said = run_module(action="probe", interface="lo")
     assert (code, "mtu" in said["msg"]) == (1, True)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from plugins.modules import ppdeploy_pairs as module
+from ppdeploy.plan.checks.system import CHECK_LISTENER
 from ppdeploy.probes import Listener, NodeProbe, listener_from_module, probe_from_module
 
 MODULE = Path(__file__).parents[2] / "plugins" / "modules" / "ppdeploy_pairs.py"
@@ -131,6 +132,14 @@ def test_the_master_port_is_listened_on_where_it_is_free() -> None:
     probe = look(found)
     assert [one.port for one in probe.peers[HERE].connects if one.master] == [port]
     assert is_gone(found)
+
+
+def test_the_facts_can_tell_the_listener_by_its_name(listener: Listener) -> None:
+    comm = Path("/proc", listener.handle.partition(":")[0], "comm")
+    deadline = time.monotonic() + 5
+    while comm.read_text(encoding="ascii") != f"{CHECK_LISTENER}\n" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert comm.read_text(encoding="ascii") == f"{CHECK_LISTENER}\n"
 
 
 def test_a_port_that_nobody_listens_on(listener: Listener) -> None:

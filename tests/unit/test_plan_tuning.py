@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
 
+from plugins.modules.ppdeploy_nic import CONFIG, OURS, OWN_FILES
 from ppdeploy.facts import NicTuning, NodeFacts, PipelineState, Rings, Sysctl, Tuned, UnitState
 from ppdeploy.plan.command import nccl_env, socket_threads
 from ppdeploy.plan.tuning import buffer_bytes, cpu_mask, mtu_findings, plan_tuning, port_ranges, ports_in, tuning_files
@@ -337,12 +339,33 @@ def test_the_files_of_a_tuned_node() -> None:
         "/etc/systemd/system/ppdeploy-nic.service",
     }
     assert "[Link]\nMTUBytes=9000\n" in files["/etc/systemd/network/10-lan.network.d/90-ppdeploy.conf"]
-    assert "net.ipv4.ip_local_reserved_ports = 29500-29501\n" in files["/etc/sysctl.d/99-ppdeploy.conf"]
+    assert "net.ipv4.ip_local_reserved_ports = 29500-29516\n" in files["/etc/sysctl.d/99-ppdeploy.conf"]
     assert '"mtu": "9000"' in files["/etc/ppdeploy/nic.json"]
     assert "sysctl" not in files["/etc/ppdeploy/nic.json"]
     unit = files["/etc/systemd/system/ppdeploy-nic.service"]
     assert "Before=ppdeploy-agent.service" in unit
     assert "CapabilityBoundingSet=CAP_NET_ADMIN\n" in unit
+
+
+def test_a_file_of_networkd_that_other_nics_follow_gets_no_drop_in() -> None:
+    facts = tunable_cluster()
+    for name, one in facts.items():
+        nics = tuple(nic.model_copy(update={"tuning": NicTuning(**NIC)}) for nic in one.nics if nic.name != "lo")
+        facts[name] = one.model_copy(update={"nics": nics})
+    assert len(facts["node1"].nics) > 1
+    assert set(rendered(facts, mtu=9000)) == {
+        "/etc/ppdeploy/nic.json",
+        "/etc/systemd/system/ppdeploy-nic.service",
+    }
+
+
+def test_the_module_knows_our_files_without_its_record() -> None:
+    files = rendered(tunable_cluster(), nic_tuning=True, mtu=9000)
+    files |= rendered(tunable_cluster(manager="NetworkManager", network_file=None), mtu=9000)
+    files |= rendered(tunable_cluster(manager="ifupdown", network_file=None), mtu=9000)
+    for path, text in files.items():
+        assert any(fnmatch(path, pattern) for pattern in OWN_FILES), path
+        assert path == CONFIG or OURS.decode() in text
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,17 @@ def test_the_playbooks_have_the_names_that_we_look_for() -> None:
     named = {name.strip() for text in texts for name in re.findall(r"name: (.+)", text)}
     assert {plays.VALUES_TASK, plays.PLAN_TASK, plays.SMOKE_PLAY, *plays.SERVING_TASKS, *plays.KEPT_TASKS} <= named
     assert (data_root() / "roles" / plays.CHECK_ROLE / "tasks" / "main.yml").is_file()
-    for playbook in (plays.SITE, plays.FACTS, plays.SMOKE, plays.STATUS, plays.LOGS, plays.BENCH, plays.BENCH_STOP):
+    for playbook in (
+        plays.SITE,
+        plays.FACTS,
+        plays.SMOKE,
+        plays.STATUS,
+        plays.LOGS,
+        plays.BENCH,
+        plays.BENCH_STOP,
+        plays.NET,
+        plays.NET_STOP,
+    ):
         assert (data_root() / playbook).is_file()
     variables = "\n".join(texts)
     read = (plays.VALUES, plays.PLAN, plays.SMOKE_REPORTS, plays.SERVES_AGAIN, plays.BENCHES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from ppdeploy.facts import Gpu
 from ppdeploy.plan.checks.types import NODE, Answer, Fault, Fine, NodeSituation, Unknown
 from ppdeploy.plan.rules import CUDA13_DRIVER
 
@@ -12,6 +13,11 @@ ARM_GPUS = ("GB10", "Thor", "Orin (nvgpu)", "GH200")
 
 NO_GPU = "the pipeline runs on cpu"
 NONE_SEEN = "no GPU answers"
+
+
+def _used(s: NodeSituation) -> tuple[Gpu, ...]:
+    """Return the cards that the ranks get, the first ones (`NodePlan.devices`); the others are none of our business."""
+    return s.facts.gpus[: s.gpus_needed]
 
 
 @NODE.add(
@@ -85,9 +91,10 @@ def _module(s: NodeSituation) -> Answer:
     lacking = len(s.facts.gpus) < (s.gpus_needed or 1)
     for card in s.facts.pci_accelerators if lacking else ():
         if card.vendor == "nvidia" and card.driver != "nvidia":
+            lent = "take the card back from the virtual machine that has it: out of vfio-pci's ids, and reboot"
             return Fault(
                 f"the card at {card.address} has {f'the driver {card.driver}' if card.driver else 'no driver'}",
-                remedy="install NVIDIA's driver, blacklist nouveau, and reboot",
+                remedy=lent if card.driver == "vfio-pci" else "install NVIDIA's driver, blacklist nouveau, and reboot",
             )
     driver = s.facts.nvidia_driver
     if driver is None:
@@ -104,7 +111,8 @@ def _module(s: NodeSituation) -> Answer:
     "gpu-next-boot",
     "slow",
     "the newest kernel has NVIDIA's module too",
-    remedy="dkms autoinstall -k {kernel} (or install linux-headers-{kernel} and the driver's package again)",
+    remedy="install the kernel's headers (linux-headers-{kernel}, or kernel-devel-{kernel} on a RHEL-like system), and "
+    "`dkms autoinstall -k {kernel}`, or the driver's package again where it has no DKMS",
     source="a host that boots a kernel without the module comes back without GPUs",
 )
 def _next_boot(s: NodeSituation) -> Answer:
@@ -138,7 +146,7 @@ def _busy(s: NodeSituation) -> Answer:
     if not s.facts.gpus:
         return Unknown(NONE_SEEN)
     ours = {s.unit, *s.sidecar_ports.values()}
-    users = [(gpu, user) for gpu in s.facts.gpus for user in gpu.processes]
+    users = [(gpu, user) for gpu in _used(s) for user in gpu.processes]
     others = [(gpu, user) for gpu, user in users if user.unit not in ours]
     if not others:
         return Fine("our own rank alone uses them" if users else "no program uses them")
@@ -156,7 +164,9 @@ def _busy(s: NodeSituation) -> Answer:
 
 @NODE.add(
     "gpu-ecc",
-    "blocked",
+    # No more: the card computes on, the damaged page being set aside (NVIDIA GPU memory error management), and a rank
+    # starts on it or says why not.
+    "slow",
     "no uncorrected memory error since the driver was loaded",
     remedy="nvidia-smi --gpu-reset -i {gpu}, or reboot; if they come back, replace the card",
     source="NVIDIA GPU memory error management: an uncorrected error needs a reset before the row is remapped",
@@ -166,11 +176,11 @@ def _ecc(s: NodeSituation) -> Answer:
         return Unknown(NO_GPU)
     if not s.facts.gpus:
         return Unknown(NONE_SEEN)
-    bad = [gpu for gpu in s.facts.gpus if gpu.ecc_uncorrected]
+    bad = [gpu for gpu in _used(s) if gpu.ecc_uncorrected]
     if bad:
         listed = ", ".join(f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected errors" for gpu in bad)
         return Fault(listed, {"gpu": bad[0].index})
-    with_ecc = [gpu for gpu in s.facts.gpus if gpu.ecc_uncorrected is not None]
+    with_ecc = [gpu for gpu in _used(s) if gpu.ecc_uncorrected is not None]
     return Fine("no uncorrected errors" if with_ecc else "the cards do not count errors")
 
 
@@ -192,7 +202,8 @@ def _inforom(s: NodeSituation) -> Answer:
     "gpu-persistence",
     "slow",
     "the driver stays loaded between runs",
-    remedy="systemctl enable --now nvidia-persistenced (or `nvidia-smi -pm 1` until the next boot)",
+    # Not nvidia-persistenced: Ubuntu's unit starts it with --no-persistence-mode.
+    remedy="nvidia-smi -pm 1, which holds until the next boot; ppdeploy_gpu_persistence: true has it set at each",
     source="NVIDIA driver persistence: without it each start initialises the cards, which takes seconds",
 )
 def _persistence(s: NodeSituation) -> Answer:
@@ -200,7 +211,7 @@ def _persistence(s: NodeSituation) -> Answer:
         return Unknown(NO_GPU)
     if not s.facts.gpus:
         return Unknown(NONE_SEEN)
-    off = [str(gpu.index) for gpu in s.facts.gpus if gpu.persistence_mode is False]
+    off = [str(gpu.index) for gpu in _used(s) if gpu.persistence_mode is False]
     return Fault(f"persistence mode is off on GPU {', '.join(off)}") if off else Fine("persistence mode is on")
 
 
@@ -214,7 +225,7 @@ def _persistence(s: NodeSituation) -> Answer:
 def _mig(s: NodeSituation) -> Answer:
     if s.device != "cuda":
         return Unknown(NO_GPU)
-    cut = [gpu.index for gpu in s.facts.gpus if gpu.mig_enabled]
+    cut = [gpu.index for gpu in _used(s) if gpu.mig_enabled]
     return Fault(f"GPU {cut[0]} has MIG on", {"gpu": cut[0]}) if cut else Fine("no card has MIG on")
 
 
@@ -228,7 +239,7 @@ def _mig(s: NodeSituation) -> Answer:
 def _pcie(s: NodeSituation) -> Answer:
     if s.device != "cuda":
         return Unknown(NO_GPU)
-    known = [gpu for gpu in s.facts.gpus if gpu.pcie_width_current and gpu.pcie_width_max]
+    known = [gpu for gpu in _used(s) if gpu.pcie_width_current and gpu.pcie_width_max]
     if not known:
         return Unknown("no card tells its PCIe width")
     narrow = [gpu for gpu in known if (gpu.pcie_width_current or 0) < (gpu.pcie_width_max or 0)]
@@ -248,7 +259,7 @@ def _pcie(s: NodeSituation) -> Answer:
 def _kinds(s: NodeSituation) -> Answer:
     if s.device != "cuda":
         return Unknown(NO_GPU)
-    used = s.facts.gpus[: s.gpus_needed]
+    used = _used(s)
     if not used:
         return Unknown(NONE_SEEN)
     kinds = sorted({gpu.name for gpu in used})

@@ -10,6 +10,8 @@ SLOW_LATENCY = 0.002
 """Seconds there and back. A switched LAN takes 0.1 to 0.5 ms; each token crosses each link once."""
 WIDE_JITTER = 0.005
 """Seconds between the median and the ninth of ten round trips."""
+MANY_LOST = 0.25
+"""Share of lost small pings from which large ones that do not come back prove nothing."""
 CLOCKS_APART = 1.0
 """Seconds from which logs of two nodes cannot be laid side by side."""
 ENOUGH_MBIT = 2500.0
@@ -107,6 +109,9 @@ def _reach(s: PairSituation) -> Answer:
     if connected or refused or pinged:
         how = [word for word, true in (("ping", pinged), ("TCP", connected or refused)) if true]
         return Fine(f"{' and '.join(how)} came back")
+    if not seen.connects:
+        # Firewalls drop pings; without a listener there was nothing else to try.
+        return Unknown(f"no ping comes back, and {s.receiver.host} has no listener to connect to")
     reason = (seen.ping.problem if seen.ping else None) or next((one.problem for one in seen.connects), "no answer")
     values = {"interface": s.sender.fabric.interface, "address": s.receiver.fabric.address, "host": s.sender.host}
     return Fault(f"neither ping nor TCP comes back ({reason})", values)
@@ -134,6 +139,9 @@ def _mtu_passes(s: PairSituation) -> Answer:
         return Unknown("no ping comes back at all: the MTU is not proven")
     if seen.whole.received > 0:
         return Fine(f"{seen.whole.bytes} bytes pass")
+    if seen.whole.problem is None and seen.ping.lost > seen.ping.sent * MANY_LOST:
+        # A firewall that lets a few pings a second through has none left for the large ones.
+        return Unknown(f"{seen.ping.lost} of {seen.ping.sent} small pings were lost as well: the MTU is not proven")
     mtu = min(s.sender.fabric.mtu or 1500, s.receiver.fabric.mtu or 1500)
     larger = s.sender if (s.sender.fabric.mtu or 0) >= (s.receiver.fabric.mtu or 0) else s.receiver
     interface = larger.fabric.interface if larger.fabric else "INTERFACE"
@@ -215,7 +223,7 @@ def _ping_problem(s: PairSituation) -> str:
     "master-port",
     "blocked",
     "the head's master port can be reached",
-    remedy="on {host}: allow TCP from {network} to port {port} (and {port} + 15), such as `ufw allow from {network}`",
+    remedy="on {host}: allow TCP from {network} to the ports {port} to {last}, such as `ufw allow from {network}`",
     source="torch's TCPStore on the head; a real connection to our own listener",
     in_plan=False,
 )
@@ -236,7 +244,7 @@ def _master_port(s: PairSituation) -> Answer:
             return Unknown("a release is installed: the port is left to its ranks")
         problem = s.receiver.listener.master_problem if s.receiver.listener else None
         return Unknown(f"{s.receiver.host} could not listen on {port} ({problem or 'no listener'})")
-    values = {"host": s.receiver.host, "network": fabric.network, "port": port}
+    values = {"host": s.receiver.host, "network": fabric.network, "port": port, "last": port + 15}
     return Fault(f"{port}: {one.problem}", values) if one.problem else Fine(f"{port} connects")
 
 
@@ -284,6 +292,9 @@ def _right_machine(s: PairSituation) -> Answer:
         return Unknown("the link has no ARP")
     known = {nic.mac for nic in s.receiver.facts.nics}
     others = [mac for mac in seen.macs if mac not in known]
+    if others == list(seen.macs) and len(others) == 1 and any(one.problem is None for one in seen.connects):
+        # A second machine with the address would be one more that answers; clouds and access points answer for all.
+        return Fine(f"{fabric.address} leads to the peer, though {others[0]} answers for it, and is no NIC of the peer")
     if others:
         return Fault(f"{', '.join(others)} also answers for {fabric.address}, and is no NIC of the peer", values)
     return Fine(f"{fabric.address} is {', '.join(seen.macs)}" if seen.macs else "nobody answers ARP")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
-from ppdeploy.facts import NodeFacts
+from ppdeploy.facts import Nic, NodeFacts
 from ppdeploy.plan.checks.types import (
     PIPELINE,
     Answer,
@@ -16,7 +17,11 @@ from ppdeploy.plan.checks.types import (
     rate_text,
 )
 
-CLONE = "run `rm /etc/machine-id && systemd-machine-id-setup` on the clone and reboot it"
+CLONE = "run `rm -f /etc/machine-id /var/lib/dbus/machine-id && systemd-machine-id-setup` on the clone and reboot it"
+"""The second file may be a copy of the first one, from which systemd-machine-id-setup would make the same id again."""
+
+REBUILD = "rm -r /opt/ppdeploy/venvs/{venv} on {host}, and apply: it is built anew there"
+"""An apply alone leaves an environment that is finished as it is, and would not start with nodes that differ."""
 
 
 @PIPELINE.add(
@@ -129,7 +134,18 @@ def _mtu_equal(s: PipelineSituation) -> Answer:
     listed = ", ".join(f"{host} {mtu}" for host, mtu in mtus.items())
     if larger is None or larger.nic is None:
         return Fine(listed)
+    applied = {_applied_mtu(node, node.nic) for node in s.nodes if node.nic}
+    if len(applied) == 1:
+        # To stop the apply that makes them equal would leave no way out: a NIC loses its MTU when it is plugged anew.
+        return Unknown(f"the MTUs differ: {listed}; `ppdeploy apply` sets {applied.pop()} on all")
     return Fault(f"the MTUs differ: {listed}", {"interface": larger.nic.name, "mtu": smallest, "host": larger.host})
+
+
+def _applied_mtu(node: NodeSituation, nic: Nic) -> int:
+    """Return the MTU of a NIC after an apply: what is asked for, else what it had before one set it, else its own."""
+    tuned = node.facts.tuned
+    before = tuned.settings.get("mtu") if tuned and tuned.interface == nic.name else None
+    return node.mtu_wanted or (int(before) if before else nic.mtu)
 
 
 @PIPELINE.add(
@@ -194,7 +210,7 @@ def _same_python(s: PipelineSituation) -> Answer:
     "same-vllm",
     "blocked",
     "vLLM is one version on all nodes",
-    remedy="apply: each node gets the locked version",
+    remedy=REBUILD,
     source="vLLM pickles between nodes and compares no versions: mismatched nodes serve wrong text with 200",
 )
 def _same_vllm(s: PipelineSituation) -> Answer:
@@ -205,7 +221,7 @@ def _same_vllm(s: PipelineSituation) -> Answer:
     "same-torch",
     "blocked",
     "torch is one version on all nodes",
-    remedy="apply: each node gets the locked version",
+    remedy=REBUILD,
     source="gloo's and NCCL's process groups have no version of their own",
 )
 def _same_torch(s: PipelineSituation) -> Answer:
@@ -216,7 +232,7 @@ def _same_torch(s: PipelineSituation) -> Answer:
     "same-nccl",
     "blocked",
     "NCCL is one version on all nodes",
-    remedy="apply: each node gets the locked version",
+    remedy=REBUILD,
     source="vllm-project/vllm issue 45021: `invalid usage` with mixed NCCL",
 )
 def _same_nccl(s: PipelineSituation) -> Answer:
@@ -308,5 +324,12 @@ def _same_package(s: PipelineSituation, *names: str) -> Answer:
     if not have:
         return Unknown(f"{names[0]} is not installed yet, or is no part of the environment")
     if len(set(have.values())) > 1:
-        return Fault(", ".join(f"{host} has {names[0]} {found}" for host, found in have.items()))
+        values = {"venv": next(node.venv for node in s.nodes if node.host in have), "host": " and ".join(_odd(have))}
+        return Fault(", ".join(f"{host} has {names[0]} {found}" for host, found in have.items()), values)
     return Fine(f"{names[0]} {next(iter(have.values()))} on {', '.join(have)}")
+
+
+def _odd(have: Mapping[str, str]) -> list[str]:
+    """Return the hosts that have another value than most; all where no value is of more hosts than any other."""
+    (most, count), (_, second) = Counter(have.values()).most_common(2)
+    return [host for host, value in have.items() if count == second or value != most]

@@ -62,18 +62,20 @@ def _bare(spec: PipelineSpec, host: str, rank: int, facts: NodeFacts) -> NodeSit
         master_port=wants.master_port,
         api_port=wants.api_port,
         models_dir=wants.models_dir,
+        mtu_wanted=wants.mtu,
         unit=unit_name(spec.name),
     )
 
 
 def _planned(spec: PipelineSpec, known: NodeSituation, plan: PipelinePlan, node: NodePlan) -> NodeSituation:
     lock = locks.by_digest(plan.environment.lock_digest)
+    folder = node.model.directory.rsplit("/", 1)[1]
     return replace(
         known,
         python=plan.environment.python,
         venv_bytes_missing=venv_bytes(lock, spec.vars) if node.work.install_venv else 0,
-        model_bytes_missing=node.model.bytes if node.work.place_model else 0,
-        model_folder=node.model.directory.rsplit("/", 1)[1],
+        model_bytes_missing=model_bytes(known.facts, node.model.bytes, folder) if node.work.place_model else 0,
+        model_folder=folder,
         stage_bytes=sum(one.weight_bytes * max(one.gpus, 1) for one in plan.memory if one.host == node.host),
         gpus_needed=len(node.devices) if plan.device == "cuda" else None,
         sidecar_ports={sidecar.port: sidecar.unit for sidecar in node.sidecars},
@@ -82,6 +84,12 @@ def _planned(spec: PipelineSpec, known: NodeSituation, plan: PipelinePlan, node:
         fabric=node.fabric,
         rdma=node.rdma,
     )
+
+
+def model_bytes(facts: NodeFacts, whole: int, folder: str) -> int:
+    """Return what of a model's bytes is still to come: what a transfer that ended early has left is not sent again."""
+    there = sum(one.size_bytes or 0 for one in facts.models if one.name in (folder, f"{folder}.partial"))
+    return max(whole - there, 0)
 
 
 def venv_bytes(lock: locks.Lock, wants: PipelineVars) -> int:

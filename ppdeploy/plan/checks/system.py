@@ -18,8 +18,8 @@ OLDEST_SYSTEMD = 247
 OLDEST_GLIBC = Version("2.28")
 """The wheels of vLLM are manylinux_2_28."""
 
-TESTED_SYSTEMS = {"debian": 11, "ubuntu": 20, "rhel": 9, "rocky": 9, "almalinux": 9, "centos": 9, "fedora": 39}
-"""Oldest release of each system that the locked wheels run on: glibc 2.31, and Python 3.11 to be had."""
+TESTED_SYSTEMS = {"debian": 11, "ubuntu": 22, "rhel": 9, "rocky": 9, "almalinux": 9, "centos": 9, "fedora": 39}
+"""Oldest release of each system that has what is needed: glibc 2.31, Python 3.11 to be had, and systemd 247."""
 
 MASTER_PORTS = 16
 """The gang takes master_port + (generation mod 16), so that a straggler never joins the next generation."""
@@ -28,6 +28,9 @@ SHM_LEAST = 256 * MIB
 """vLLM's queues to its workers: 10 chunks of 16 MiB each (VLLM_MQ_MAX_CHUNK_BYTES_MB), and room for a second one."""
 SHM_WITH_NCCL = GIB
 """NCCL's buffers between the GPUs of a node come on top."""
+
+CHECK_LISTENER = "ppdeploy-pairs"
+"""Name of the process that listens for the peers while `ppdeploy check` runs (plugins/modules/ppdeploy_pairs.py)."""
 
 NOFILE_LEAST = 65536
 MEMLOCK_LEAST = 64 * MIB
@@ -62,8 +65,9 @@ def _root(s: NodeSituation) -> Answer:
 def _systemd(s: NodeSituation) -> Answer:
     version = s.facts.os.systemd_version
     if version is None:
+        # Also a systemctl that gave no answer.
         return Fault(
-            "systemd is not the service manager",
+            s.facts.problem("os.systemd_version") or "systemd is not the service manager",
             remedy="use a host that boots with systemd (a container without it cannot run units)",
         )
     return Fault(f"systemd {version} is too old") if version < OLDEST_SYSTEMD else Fine(f"systemd {version}")
@@ -177,6 +181,9 @@ def _ports(s: NodeSituation) -> Answer:
     ours = []
     for listener in s.facts.listeners:
         variable = wanted.get(listener.port)
+        if listener.process == CHECK_LISTENER:
+            # It ends by itself within a minute, whatever became of the check.
+            continue
         if variable and listener.unit != owners[listener.port]:
             who = listener.command or listener.process or "another program"
             pid = f", pid {listener.pid}" if listener.pid else ""
@@ -208,7 +215,8 @@ def _local_ports(s: NodeSituation) -> Answer:
     if exposed:
         return Fault(
             f"{told}: an outgoing connection may have {exposed[0]} when a rank wants to listen there",
-            {"reserve": ",".join(map(str, exposed))},
+            # The setting is one list: what others reserved stays in it.
+            {"reserve": ",".join([*filter(None, [reserved]), *map(str, exposed)])},
         )
     if span[1] - span[0] < 1000:
         return Fault(
@@ -461,7 +469,8 @@ def _rivals(s: NodeSituation) -> Answer:
     "cpu-governor",
     "slow",
     "the processor may run at its full clock",
-    remedy="cpupower frequency-set -g performance (or schedutil)",
+    remedy="echo performance | tee /sys/devices/system/cpu/cpufreq/policy*/scaling_governor; "
+    "ppdeploy_cpu_governor: performance has it set at each boot",
     source="Linux cpufreq: powersave stays at the lowest clock, except under intel_pstate and amd-pstate",
 )
 def _cpu_governor(s: NodeSituation) -> Answer:

@@ -82,6 +82,8 @@ class NodeSituation:
     venv: str | None = None
     """Name of the environment's folder."""
     fabric: Fabric | None = None
+    mtu_wanted: int | None = None
+    """The MTU that an apply sets on every fabric NIC; None: each keeps its own."""
     rdma: Rdma | None = None
     probe: NodeProbe | None = None
     probe_problem: str = ""
