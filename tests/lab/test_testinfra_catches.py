@@ -13,6 +13,7 @@ import yaml
 
 from ppdeploy.paths import data_root
 from ppdeploy.plan import Plan
+from ppdeploy.plan.tuning import CONFIG
 from ppdeploy.render import release_folder
 from tests.lab.cluster import PIPELINE, Cluster, no_change
 
@@ -54,6 +55,13 @@ BREAKS = (
         "cp -a $release/nccl.env /root/kept-nccl; sed -i s/=fab0/=host0/ $release/nccl.env",
         "cp -a /root/kept-nccl $release/nccl.env; rm /root/kept-nccl",
         ("test_nccl_env::test_its_file_is_as_planned", "test_vllm_rank::test_files_are_those_that_render_writes"),
+    ),
+    Break(
+        "nic_tuning",
+        "what is tuned at boot is still there, and the plan tunes nothing",
+        f"echo '{{}}' > {CONFIG}",
+        f"rm {CONFIG}",
+        ("test_nic_tuning::test_its_files_are_as_planned_and_no_others_are_there",),
     ),
     Break(
         "vllm_install",
