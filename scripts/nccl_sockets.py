@@ -124,7 +124,7 @@ def shape(rate: str) -> None:
 def measure(rank: int, rates: list[str], label: list[int], out: Path) -> None:
     """Be one rank: rank 0 sends and times, rank 1 receives and says so."""
     import torch  # noqa: PLC0415 - the launcher needs none
-    from torch import distributed as dist  # noqa: PLC0415
+    from torch import distributed as dist  # noqa: PLC0415 - as above
 
     store = dist.TCPStore(ADDRESSES[0], 29777, 2, is_master=rank == 0)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=2, device_id=torch.device("cuda:0"))

@@ -772,7 +772,7 @@ def act(module: Any) -> dict[str, Any]:
 def main() -> None:
     """Read the arguments and do it."""
     # Not at the top: at boot this file runs on a host without Ansible.
-    from ansible.module_utils.basic import AnsibleModule  # noqa: PLC0415
+    from ansible.module_utils.basic import AnsibleModule  # noqa: PLC0415 - at boot there is no Ansible
 
     module = AnsibleModule(
         argument_spec={

@@ -184,7 +184,7 @@ def main() -> None:
     """Meet the other nodes, measure, and end whatever state the others are in."""
     config = json.loads(sys.argv[1])
     import torch  # noqa: PLC0415  (the module is read without it in tests)
-    import torch.distributed  # noqa: PLC0415
+    import torch.distributed  # noqa: PLC0415  (as above)
 
     rank, world = int(config["rank"]), len(config["hosts"])
     try:

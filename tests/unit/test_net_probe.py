@@ -6,6 +6,7 @@ import json
 import queue
 import threading
 from collections import defaultdict
+from collections.abc import Set
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def config(rank: int, hosts: list[str]) -> dict[str, Any]:
     return {"rank": rank, "hosts": hosts, "device": "cpu", "bytes_per_token": 16, "tokens": [1, 4, 8], "seconds": 1}
 
 
-def meet(wire: Wire, hosts: list[str], rounds: list[list[list[int]]], gone: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+def meet(wire: Wire, hosts: list[str], rounds: list[list[list[int]]], gone: Set[int] = frozenset()) -> None:
     """Run all nodes but those that are gone, to their end."""
     threads = [
         threading.Thread(target=measure, args=(Handoffs(Torch(wire, rank), config(rank, hosts)), Store(), rounds))
