@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ppdeploy.model.measure import Sizes
 from ppdeploy.model.shape import Layer
@@ -13,14 +14,16 @@ from ppdeploy.model.shape import Layer
 # More than this and a reader should know that formula and files disagree.
 _NOTEWORTHY = 0.03
 
-LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERTS = re.compile(r"\.experts\.")
-TOWER = re.compile(
+_TOWER = re.compile(
     r"(?:^|\.)(?:[a-z_]*vision[a-z_]*|visual|[a-z_]*audio[a-z_]*|[a-z_]*projector|image_newline)(?:\.|$)"
 )
-MTP = re.compile(r"(?:^|\.)mtp[a-z_]*\.")
-EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embeddings|wte|word_embeddings|tok_embeddings|embed_in)\.")
-HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.")
+_MTP = re.compile(r"(?:^|\.)mtp[a-z_]*\.")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embeddings|wte|word_embeddings|tok_embeddings|embed_in)\.")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.")
+
+Part = Literal["layer", "embedding", "head", "tower", "mtp", "rest"]
 
 
 class Tensor(NamedTuple):
@@ -69,35 +72,45 @@ def sorted_by_place(tensors: Mapping[str, Tensor], layers: int, *, halve: bool) 
     `halve` says that 32-bit values are loaded as 16 bits, as vLLM does with a float32 checkpoint.
     """
     sums, experts = [0] * layers, [0] * layers
-    embedding = head = towers = rest = mtp = 0
+    outside: Counter[Part] = Counter()
     for name, tensor in tensors.items():
         size = tensor.size // 2 if halve and tensor.dtype == "F32" else tensor.size
-        place = LAYER.search(name)
-        if TOWER.search(name):
-            towers += size
-        elif MTP.search(name) or (place and int(place[1]) >= layers):
-            mtp += size
-        elif place:
-            sums[int(place[1])] += size
-            experts[int(place[1])] += size if _EXPERTS.search(name) else 0
-        elif EMBEDDING.search(name):
-            embedding += size
-        elif HEAD.search(name):
-            head += size
+        part, index = part_of(name, layers)
+        if index is None:
+            outside[part] += size
         else:
-            rest += size
-    if not all(sums) or not embedding:
+            sums[index] += size
+            experts[index] += size if _EXPERTS.search(name) else 0
+    if not all(sums) or not outside["embedding"]:
         return None
-    return Stored(tuple(sums), tuple(experts), embedding, head, towers, rest, mtp)
+    return Stored(
+        layers=tuple(sums),
+        experts=tuple(experts),
+        embedding=outside["embedding"],
+        head=outside["head"],
+        towers=outside["tower"],
+        rest=outside["rest"],
+        mtp=outside["mtp"],
+    )
+
+
+def part_of(name: str, layers: int) -> tuple[Part, int | None]:
+    """Return which part of a model of that many layers a tensor is of, by its name; of a layer, its index too."""
+    place = _LAYER.search(name)
+    if _TOWER.search(name):
+        return "tower", None
+    if _MTP.search(name) or (place and int(place[1]) >= layers):
+        return "mtp", None
+    if place:
+        return "layer", int(place[1])
+    if _EMBEDDING.search(name):
+        return "embedding", None
+    return ("head" if _HEAD.search(name) else "rest"), None
 
 
 def has_mtp(names: Iterable[str], layers: int) -> bool:
     """Whether a checkpoint with tensors of these names has layers for multi-token prediction."""
-    for name in names:
-        place = LAYER.search(name)
-        if not TOWER.search(name) and (MTP.search(name) or (place and int(place[1]) >= layers)):
-            return True
-    return False
+    return any(part_of(name, layers)[0] == "mtp" for name in names)
 
 
 def without_mtp(sizes: Sizes) -> Sizes:

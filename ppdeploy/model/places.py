@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ppdeploy.model.checkpoint import EMBEDDING, HEAD, LAYER, MTP, TOWER, has_mtp
+from ppdeploy.model.checkpoint import has_mtp, part_of
 
 # What vLLM's models have after the last layer, on the last stage alone (`norm` of its `LlamaModel` and their kin).
 _LAST_NORM = re.compile(r"(?:^|\.)(?:norm|norm_f|ln_f|final_layernorm|final_layer_norm|final_norm)\.(?:weight|bias)$")
@@ -44,15 +44,13 @@ def _place(tensors: Iterable[str], layers: int, *, tied: bool) -> FilePlace:
     indices: set[int] = set()
     first = last = everywhere = False
     for name in tensors:
-        layer = LAYER.search(name)
-        if TOWER.search(name) or MTP.search(name) or (layer and int(layer[1]) >= layers):
-            everywhere = True
-        elif layer:
-            indices.add(int(layer[1]))
-        elif EMBEDDING.search(name):
+        part, index = part_of(name, layers)
+        if index is not None:
+            indices.add(index)
+        elif part == "embedding":
             first = True
             last = last or tied
-        elif HEAD.search(name) or _LAST_NORM.search(name):
+        elif part == "head" or (part == "rest" and _LAST_NORM.search(name)):
             last = True
         else:
             everywhere = True
