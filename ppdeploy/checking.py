@@ -19,7 +19,7 @@ from ppdeploy.facts import NodeFacts
 from ppdeploy.plan import Fabric, Finding, PipelinePlan
 from ppdeploy.plan.checks import NODE, PAIR, PIPELINE, AnyCheck, Outcome, PipelineSituation, Scope, catalogue
 from ppdeploy.plan.checks.situate import pairs, situation
-from ppdeploy.plan.fabric import Wish, choose_fabric
+from ppdeploy.plan.fabric import fabric_of
 from ppdeploy.plan.types import Verdict
 from ppdeploy.play import make_plan, resolve_models, spec_of_play
 from ppdeploy.probes import Listener, NodeProbe, listener_from_module, probe_from_module
@@ -336,11 +336,4 @@ def _fabric(pipeline: PipelineSpec, facts: Mapping[str, NodeFacts]) -> dict[str,
         return {}
     if not asked:
         raise InputError("no node was asked", where=f"pipeline {pipeline.name}")
-    return choose_fabric(
-        pipeline=pipeline.name,
-        hosts=[host.name for host in asked],
-        facts=facts,
-        wishes={host.name: Wish(interface=host.vars.fabric_interface) for host in asked},
-        subnet=str(pipeline.vars.fabric_subnet) if pipeline.vars.fabric_subnet else None,
-        allow_wireless=pipeline.vars.fabric_allow_wireless,
-    )
+    return fabric_of(pipeline, facts)

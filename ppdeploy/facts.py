@@ -662,6 +662,11 @@ class NodeFacts(_Fact):
         """Return the NIC of that name, or None."""
         return next((n for n in self.nics if n.name == name), None)
 
+    def rank_runs(self, pipeline: str) -> bool:
+        """Return whether a rank of the pipeline runs or starts here."""
+        state = self.pipelines.get(pipeline)
+        return bool(state and state.unit and state.unit.active_state in {"active", "activating"})
+
     def nic_with(self, address: str) -> Nic | None:
         """Return the NIC that has the address (without prefix), or None."""
         return next((n for n in self.nics if any(a.address == address for a in n.addresses)), None)

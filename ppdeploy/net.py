@@ -17,6 +17,7 @@ from ppdeploy.paths import kept_dir
 from ppdeploy.plan.measured import MeasuredLink, negotiated_mbit
 from ppdeploy.plan.network import TCP_GOODPUT
 from ppdeploy.plan.types import NodePlan, Outlook, PipelinePlan
+from ppdeploy.plan.words import measured_text
 
 NET_SCHEMA = 1
 """Version of the report's JSON form, which is also what is kept; raised when a field changes its meaning or goes."""
@@ -371,10 +372,10 @@ def _verdict(
         return "blocked", f"handoffs between them fail: {broken}", "see that nothing filters the ports above 1024"
     if part:
         # Said before the figures, which are those of before or after it.
-        return "slow", f"it carried {mbit_text(rate)}, and then a run failed: {part}", _LOOK
+        return "slow", f"it carried {measured_text(rate)}, and then a run failed: {part}", _LOOK
     if way.latency and way.latency.sent and way.latency.lost == way.latency.sent:
         let = f"let ICMP echo through between {way.sender} and {way.receiver}: without it the latency is not known"
-        return "slow", f"no ping comes back, though TCP carries {mbit_text(rate)}", let
+        return "slow", f"no ping comes back, though TCP carries {measured_text(rate)}", let
     if way.latency and way.latency.lost > LOSS * way.latency.sent:
         return "slow", f"{way.latency.lost} of {way.latency.sent} pings were lost", _LOOK
     short = _short(way, rate, cuda=cuda)
@@ -387,8 +388,8 @@ def _verdict(
             "join the hosts by one switch or cable, without Wi-Fi, a VPN or a wide-area network between them",
         )
     if way.negotiated_mbit is None:
-        return "ready", f"{mbit_text(rate)}; the NICs do not say what they negotiated", ""
-    return "ready", f"{mbit_text(rate)} of {mbit_text(way.negotiated_mbit)} negotiated", ""
+        return "ready", f"{measured_text(rate)}; the NICs do not say what they negotiated", ""
+    return "ready", f"{measured_text(rate)} of {measured_text(way.negotiated_mbit)} negotiated", ""
 
 
 def _short(way: Way, rate: float, *, cuda: bool) -> tuple[Literal["slow"], str, str] | None:
@@ -399,20 +400,15 @@ def _short(way: Way, rate: float, *, cuda: bool) -> tuple[Literal["slow"], str, 
     if rate < enough:
         again = max((run.retransmits or 0 for run in (way.one_flow, way.many_flows) if run), default=0)
         sent_again = f", {again:,} segment{'s were' if again > 1 else ' was'} sent again" if again else ""
-        return "slow", f"{mbit_text(rate)} of {mbit_text(way.negotiated_mbit)} negotiated{sent_again}", _LOOK
+        return "slow", f"{measured_text(rate)} of {measured_text(way.negotiated_mbit)} negotiated{sent_again}", _LOOK
     if way.one_flow and way.one_flow.mbit < enough:
         several = way.many_flows.flows if way.many_flows else 0
-        reason = f"one connection carries {mbit_text(way.one_flow.mbit)}, {several} carry {mbit_text(rate)}"
-        reason += f" of {mbit_text(way.negotiated_mbit)} negotiated"
+        reason = f"one connection carries {measured_text(way.one_flow.mbit)}, {several} carry {measured_text(rate)}"
+        reason += f" of {measured_text(way.negotiated_mbit)} negotiated"
         more = "let NCCL use more of them: NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD in ppdeploy_env"
         core = "see whether a core of either host is busy with the network alone (`mpstat -P ALL 1`)"
         return "slow", reason, more if cuda else core
     return None
-
-
-def mbit_text(mbit: float) -> str:
-    """Return a rate of three digits in words, such as `957 Mbit/s` or `9.41 Gbit/s`."""
-    return f"{mbit / 1000:.3g} Gbit/s" if mbit >= 999.5 else f"{mbit:.3g} Mbit/s"
 
 
 # ---- what it means
@@ -446,7 +442,7 @@ def sentence(outlook: Outlook) -> str:
         more = "a faster one would bring next to nothing"
     as_negotiated = " (negotiated, not measured)" if len(unmeasured) == len(crossing) else ""
     rough = f" Roughly: {outlook.rough}." if outlook.rough else ""
-    return f"At {mbit_text(min(rates))}{as_negotiated} your network adds {first} and {further}; {more}.{rough}"
+    return f"At {measured_text(min(rates))}{as_negotiated} your network adds {first} and {further}; {more}.{rough}"
 
 
 def ms_text(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ppdeploy import __version__
-from ppdeploy.net import NetReport, PipelineNet, Way, mbit_text
+from ppdeploy.net import NetReport, PipelineNet, Way
 from ppdeploy.net_report import (
     again_text,
     findings,
@@ -19,6 +19,7 @@ from ppdeploy.net_report import (
     size_text,
     way_sentence,
 )
+from ppdeploy.plan.words import measured_text
 
 PAGES = Path(__file__).resolve().parent / "pages"
 
@@ -82,10 +83,10 @@ def _cell(way: Way | None) -> dict[str, Any] | None:
     return {
         "verdict": way.verdict or "unknown",
         "heat": heat(way),
-        "rate": "none" if rate is None else mbit_text(rate),
+        "rate": "none" if rate is None else measured_text(rate),
         "share": ""
         if rate is None or not way.negotiated_mbit
-        else f"{heat(way)} % of {mbit_text(way.negotiated_mbit)}",
+        else f"{heat(way)} % of {measured_text(way.negotiated_mbit)}",
         "trip": latency_text(latency) if latency else "",
         "text": f"{way.sender} to {way.receiver}: {way_sentence(way)}",
     }

@@ -10,7 +10,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ppdeploy.gang_report import plain
-from ppdeploy.net import Handoff, Latency, NetReport, PipelineNet, Throughput, Way, mbit_text, ms_text
+from ppdeploy.net import Handoff, Latency, NetReport, PipelineNet, Throughput, Way, ms_text
+from ppdeploy.plan.words import measured_text
 from ppdeploy.report import plain_table
 
 STYLES = {"blocked": "red", "slow": "yellow", "ready": "green", None: "dim"}
@@ -36,7 +37,7 @@ def cell_text(way: Way) -> str:
         return way.verdict or "not measured"
     latency = way.latency
     trip = f", {ms_text(latency.p50_seconds)}" if latency and latency.p50_seconds is not None else ""
-    return f"{mbit_text(rate)}{trip}"
+    return f"{measured_text(rate)}{trip}"
 
 
 def latency_text(latency: Latency | None) -> str:
@@ -55,7 +56,7 @@ def lost_text(latency: Latency | None) -> str:
 
 def run_text(run: Throughput | None) -> str:
     """Return the throughput of a run."""
-    return "-" if run is None else mbit_text(run.mbit)
+    return "-" if run is None else measured_text(run.mbit)
 
 
 def again_text(way: Way) -> str:
@@ -148,7 +149,7 @@ def _ways(one: PipelineNet) -> RenderableType:
         table.add_row(
             f"{way.sender} to {way.receiver}",
             Text(way.verdict or "unknown", STYLES[way.verdict]),
-            "unknown" if way.negotiated_mbit is None else mbit_text(way.negotiated_mbit),
+            "unknown" if way.negotiated_mbit is None else measured_text(way.negotiated_mbit),
             run_text(way.one_flow),
             run_text(way.many_flows),
             again_text(way),

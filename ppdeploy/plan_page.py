@@ -12,14 +12,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ppdeploy import __version__
 from ppdeploy.bench_report import refined_text, seconds_text, speed_text
 from ppdeploy.plan.types import Curve, PipelinePlan, Plan, Speed, StageLink, StageMemory
-from ppdeploy.plan.words import gib_text
+from ppdeploy.plan.words import gib_text, rate_text
 from ppdeploy.plan_report import (
     advice,
     capacity_text,
     link_text,
     memory_parts,
     outlook_note,
-    rate_text,
 )
 
 PAGES = Path(__file__).resolve().parent / "pages"

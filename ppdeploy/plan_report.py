@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ppdeploy.bench_report import refinement_text, seconds_text, speed_text
 from ppdeploy.plan.types import Model, Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory, TuningPlan
-from ppdeploy.plan.words import gib_text
+from ppdeploy.plan.words import gib_text, measured_text, rate_text
 from ppdeploy.render import file_path, stages_text
 from ppdeploy.report import SHORT_DIGEST, findings_report, plain_table, work_text
 
@@ -48,21 +48,14 @@ def memory_parts(row: StageMemory) -> tuple[Part, ...]:
     )
 
 
-def rate_text(rate_mbit: int) -> str:
-    """Return a rate in words, such as `2.5 Gbit/s`."""
-    return f"{rate_mbit / 1000:g} Gbit/s" if rate_mbit >= 1000 else f"{rate_mbit} Mbit/s"
-
-
 def link_text(link: StageLink) -> str:
     """Return the rate of a link: what its NICs negotiated and, where `ppdeploy net` measured it, what it carries."""
     rate = "rate not known" if link.rate_mbit is None else rate_text(link.rate_mbit)
     if link.measured_mbit is None:
         return rate
-    mbit = link.measured_mbit
-    measured = f"{mbit / 1000:.3g} Gbit/s" if mbit >= 999.5 else f"{mbit:.3g} Mbit/s"
     one_way = link.measured_latency_seconds
     latency = "" if one_way is None else f" and {one_way * 1e3:.2g} ms one way"
-    return f"{rate}, measured {measured}{latency} on {link.measured_at[:10]}"
+    return f"{rate}, measured {measured_text(link.measured_mbit)}{latency} on {link.measured_at[:10]}"
 
 
 def model_text(model: Model) -> str:

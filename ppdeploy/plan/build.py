@@ -19,7 +19,7 @@ from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
 from ppdeploy.plan.decide import decide
 from ppdeploy.plan.devices import cuda_bytes
 from ppdeploy.plan.expect import SpeedModel, expect
-from ppdeploy.plan.fabric import Wish, choose_fabric
+from ppdeploy.plan.fabric import fabric_of
 from ppdeploy.plan.layout import choose_layout, default_partition
 from ppdeploy.plan.measured import MeasuredLink
 from ppdeploy.plan.rdma import choose_rdma
@@ -151,14 +151,7 @@ def _pipeline(
     )
     decision = decide(spec, facts, source.shape, layout, unit_name(spec.name))
     layout = decision.layout
-    fabric = choose_fabric(
-        pipeline=spec.name,
-        hosts=hosts,
-        facts=facts,
-        wishes={host.name: Wish(interface=host.vars.fabric_interface) for host in spec.hosts},
-        subnet=str(wants.fabric_subnet) if wants.fabric_subnet else None,
-        allow_wireless=wants.fabric_allow_wireless,
-    )
+    fabric = fabric_of(spec, facts)
     expected = expect(
         spec.name,
         decision,
@@ -321,7 +314,6 @@ def _pipeline(
 
 
 def _tuning(spec: PipelineSpec, facts: NodeFacts, fabric: Fabric) -> TuningPlan:
-    state = facts.pipelines.get(spec.name)
     return plan_tuning(
         facts,
         fabric.interface,
@@ -329,7 +321,7 @@ def _tuning(spec: PipelineSpec, facts: NodeFacts, fabric: Fabric) -> TuningPlan:
         rate_mbit=fabric.speed_mbit,
         # The head of each generation listens on another one (ppdeploy/agent/ready.py).
         ports={AGENT_PORT, *range(spec.vars.master_port, spec.vars.master_port + MASTER_PORTS)},
-        running=bool(state and state.unit and state.unit.active_state in {"active", "activating"}),
+        running=facts.rank_runs(spec.name),
     )
 
 

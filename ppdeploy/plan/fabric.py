@@ -10,6 +10,7 @@ from ipaddress import IPv4Interface, IPv4Network, ip_interface
 from ppdeploy.errors import BlockedError
 from ppdeploy.facts import Nic, NodeFacts
 from ppdeploy.plan.types import Fabric
+from ppdeploy.spec import PipelineSpec
 
 _SOFTWARE_NAMES = re.compile(
     r"^(docker|br-[0-9a-f]{12}|virbr|lxcbr|lxdbr|podman|cni|flannel|cali|tailscale|zt|wg|tun|tap)"
@@ -31,6 +32,19 @@ class _Place:
 
     nic: Nic
     interface: IPv4Interface
+
+
+def fabric_of(spec: PipelineSpec, facts: Mapping[str, NodeFacts]) -> dict[str, Fabric]:
+    """Return the fabric of those hosts of a pipeline that have facts, as its variables say; see `choose_fabric`."""
+    hosts = [host for host in spec.hosts if host.name in facts]
+    return choose_fabric(
+        pipeline=spec.name,
+        hosts=[host.name for host in hosts],
+        facts=facts,
+        wishes={host.name: Wish(interface=host.vars.fabric_interface) for host in hosts},
+        subnet=str(spec.vars.fabric_subnet) if spec.vars.fabric_subnet else None,
+        allow_wireless=spec.vars.fabric_allow_wireless,
+    )
 
 
 def choose_fabric(

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ppdeploy.plan.words import rate_text
+
 HANDOFF_TENSORS = 2
 """`hidden_states` and `residual`."""
 
@@ -75,9 +77,7 @@ class Link:
 
 def rate_label(rate_bits: float) -> str:
     """Return a rate as people say it: `1 Gbit/s`, `100 Mbit/s`."""
-    if rate_bits >= GIGABIT:
-        return f"{rate_bits / GIGABIT:g} Gbit/s"
-    return f"{rate_bits / 1e6:g} Mbit/s"
+    return rate_text(rate_bits / 1e6)
 
 
 def faster_rates(rate_bits: float) -> Sequence[tuple[str, float]]:

@@ -135,11 +135,10 @@ def mtu_findings(pipeline: str, host: str, facts: NodeFacts, interface: str, mtu
     if mtu is None or nic is None or interface == "lo" or nic.mtu == mtu:
         return
     most = nic.tuning.max_mtu if nic.tuning else None
-    state = facts.pipelines.get(pipeline)
     if most is not None and most < mtu:
         reason = f"{interface} cannot have the MTU {mtu}: its driver allows {most} at most"
         remedy = f"set ppdeploy_mtu to {most} or less, or remove it"
-    elif state and state.unit and state.unit.active_state in {"active", "activating"}:
+    elif facts.rank_runs(pipeline):
         reason = f"the MTU of {interface} is {nic.mtu} and is to be {mtu}, which takes the link down while a rank runs"
         remedy = "run `ppdeploy stop`, then `ppdeploy apply`"
     else:

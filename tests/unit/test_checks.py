@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ppdeploy.agent import ready
 from ppdeploy.facts import (
     DefaultRoute,
     GpuProcess,
@@ -36,7 +37,7 @@ from ppdeploy.plan.checks import (
     catalogue,
 )
 from ppdeploy.plan.checks.situate import model_bytes
-from ppdeploy.plan.checks.system import CHECK_LISTENER
+from ppdeploy.plan.checks.system import CHECK_LISTENER, MASTER_PORTS
 from ppdeploy.probes import ClockDifference, DiskSpeed, ProbeProblem, Route
 from tests.factories import make_address, make_facts, make_gpu, make_nic
 from tests.factories_checks import (
@@ -693,3 +694,7 @@ def test_an_address_of_link_scope_is_no_ipv4_address() -> None:
     )
     found = NODE["ipv4"].outcome(node(facts=facts_of(nics=(nic,)), fabric=node().fabric))
     assert found.verdict == "blocked"
+
+
+def test_the_ports_of_all_generations_are_counted_as_the_agent_takes_them() -> None:
+    assert {ready.master_port(0, generation) for generation in range(100)} == set(range(MASTER_PORTS))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ipaddress import IPv4Interface
 
 from ppdeploy.facts import Nic
-from ppdeploy.plan.checks.types import NODE, Answer, Fault, Fine, NodeSituation, Unknown, rate_text
+from ppdeploy.plan.checks.types import NODE, Answer, Fault, Fine, NodeSituation, Unknown
 from ppdeploy.plan.fabric import is_software
+from ppdeploy.plan.words import rate_text
 
 TUNNELS = frozenset({"tun", "wireguard", "tunnel"})
 MANY_DROPS = 10

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ppdeploy.plan.checks.types import PAIR, Answer, Fault, Fine, PairSituation, Unknown, millis, rate_text
+from ppdeploy.plan.checks.system import MASTER_PORTS
+from ppdeploy.plan.checks.types import PAIR, Answer, Fault, Fine, PairSituation, Unknown, millis
 from ppdeploy.plan.fabric import is_software
+from ppdeploy.plan.words import rate_text
 from ppdeploy.probes import Connect, Ping
 
 SLOW_LATENCY = 0.002
@@ -236,7 +238,7 @@ def _master_port(s: PairSituation) -> Answer:
     one = next((one for one in seen.connects if one.master), None)
     port = s.receiver.master_port
     if one is None:
-        # A gang takes one of 16 ports from this one on, by its generation.
+        # A gang takes one of its ports from this one on, by its generation.
         if s.receiver.serving:
             return Fine("our own rank runs, and has it")
         state = s.receiver.facts.pipelines.get(s.pipeline)
@@ -244,7 +246,7 @@ def _master_port(s: PairSituation) -> Answer:
             return Unknown("a release is installed: the port is left to its ranks")
         problem = s.receiver.listener.master_problem if s.receiver.listener else None
         return Unknown(f"{s.receiver.host} could not listen on {port} ({problem or 'no listener'})")
-    values = {"host": s.receiver.host, "network": fabric.network, "port": port, "last": port + 15}
+    values = {"host": s.receiver.host, "network": fabric.network, "port": port, "last": port + MASTER_PORTS - 1}
     return Fault(f"{port}: {one.problem}", values) if one.problem else Fine(f"{port} connects")
 
 

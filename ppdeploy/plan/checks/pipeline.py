@@ -14,8 +14,8 @@ from ppdeploy.plan.checks.types import (
     NodeSituation,
     PipelineSituation,
     Unknown,
-    rate_text,
 )
+from ppdeploy.plan.words import rate_text
 
 CLONE = "run `rm -f /etc/machine-id /var/lib/dbus/machine-id && systemd-machine-id-setup` on the clone and reboot it"
 """The second file may be a copy of the first one, from which systemd-machine-id-setup would make the same id again."""

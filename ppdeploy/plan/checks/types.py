@@ -100,8 +100,7 @@ class NodeSituation:
     @property
     def serving(self) -> bool:
         """Whether our own rank runs here."""
-        state = self.facts.pipelines.get(self.pipeline)
-        return bool(state and state.unit and state.unit.active_state in ("active", "activating"))
+        return self.facts.rank_runs(self.pipeline)
 
 
 @dataclass(frozen=True)
@@ -214,8 +213,3 @@ PIPELINE: Checks[PipelineSituation] = Checks("pipeline")
 def millis(seconds: float) -> str:
     """Return a short time in milliseconds."""
     return f"{seconds * 1000:.2f} ms"
-
-
-def rate_text(mbit: float) -> str:
-    """Return a rate as people say it."""
-    return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"
