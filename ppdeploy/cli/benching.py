@@ -8,19 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ppdeploy.bench_report import bench_report
-from ppdeploy.cli.options import (
-    DEFAULT_INVENTORY,
-    AskBecomePass,
-    AskVaultPass,
-    ExtraVars,
-    Inventory,
-    Json,
-    Request,
-    VaultIds,
-    VaultPasswordFiles,
-    Verbose,
-    play_options,
-)
+from ppdeploy.cli.options import Request
 from ppdeploy.cli.output import print_json, print_report, say
 from ppdeploy.cli.session import Session, open_session
 from ppdeploy.errors import InputError
@@ -35,9 +23,12 @@ RESULT_SCHEMA = 1
 _ANY_LENGTH = 10**9
 
 
+OnePipeline = Annotated[str | None, typer.Option("--limit", "-l", metavar="PIPELINE", help="Only this pipeline.")]
+
+
 def bench(
-    inventory: Inventory = DEFAULT_INVENTORY,
-    limit: Annotated[str | None, typer.Option("--limit", "-l", metavar="PIPELINE", help="Only this pipeline.")] = None,
+    request: Request,
+    *,
     users: Annotated[
         str, typer.Option("--users", metavar="N,N,...", help="Users at once, one run for each.")
     ] = "1,8,32",
@@ -55,13 +46,6 @@ def bench(
         int, typer.Option("--timeout", metavar="SECONDS", min=30, help="Seconds that each run may take.")
     ] = 900,
     force: Annotated[bool, typer.Option("--force", help="Go on although the pipeline has requests in flight.")] = False,
-    extra_vars: ExtraVars = None,
-    as_json: Json = False,
-    verbose: Verbose = 0,
-    ask_become_pass: AskBecomePass = False,
-    ask_vault_pass: AskVaultPass = False,
-    vault_password_files: VaultPasswordFiles = None,
-    vault_ids: VaultIds = None,
 ) -> None:
     """Measure what every pipeline serves, and show it beside the prediction. Starts and stops no rank.
 
@@ -77,18 +61,9 @@ def bench(
         raise InputError("a run has at least one request", where=f"--prompts {prompts}", remedy="give 1 or more")
     # What no model could take is refused before any host is asked.
     asked_loads(ask.users, ask.input, ask.output, _ANY_LENGTH)
-    options = play_options(
-        limit=limit,
-        extra_vars=extra_vars,
-        verbose=verbose,
-        as_json=as_json,
-        ask_vault_pass=ask_vault_pass,
-        vault_password_files=vault_password_files,
-        vault_ids=vault_ids,
-    )
-    session = open_session(Request(inventory, options, ask_become_pass, as_json))
+    session = open_session(request)
     session.check_models()
-    with cluster_lock(inventory, "bench"):
+    with cluster_lock(request.inventory, "bench"):
         values = {plays.BENCH_ASK: ask.model_dump(mode="json"), plays.SHOW: False}
         result = session.run(plays.BENCH, events=True, values=values)
         if result.status == "interrupted":

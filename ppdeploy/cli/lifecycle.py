@@ -8,20 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ppdeploy.cli.forgetting import Forget, Yes, confirm_forgotten
-from ppdeploy.cli.options import (
-    DEFAULT_INVENTORY,
-    AskBecomePass,
-    AskVaultPass,
-    ExtraVars,
-    Inventory,
-    Json,
-    Limit,
-    Request,
-    VaultIds,
-    VaultPasswordFiles,
-    Verbose,
-    play_options,
-)
+from ppdeploy.cli.options import Request
 from ppdeploy.cli.output import print_json, print_report
 from ppdeploy.cli.session import Session, open_session
 from ppdeploy.gang_report import duration
@@ -33,36 +20,13 @@ RESULT_SCHEMA = 2
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Leave the word and return; `ppdeploy status` tells the rest.")]
 
 
-def start(
-    inventory: Inventory = DEFAULT_INVENTORY,
-    limit: Limit = None,
-    forget: Forget = None,
-    yes: Yes = False,
-    no_wait: NoWait = False,
-    extra_vars: ExtraVars = None,
-    as_json: Json = False,
-    verbose: Verbose = 0,
-    ask_become_pass: AskBecomePass = False,
-    ask_vault_pass: AskVaultPass = False,
-    vault_password_files: VaultPasswordFiles = None,
-    vault_ids: VaultIds = None,
-) -> None:
+def start(request: Request, *, forget: Forget = None, yes: Yes = False, no_wait: NoWait = False) -> None:
     """Start every pipeline that is stopped or has failed, and wait until it serves.
 
     Failures so far are forgiven and no pause is waited for. A pipeline that runs is left alone. Exit code 5 says that a
     pipeline fails again, or waits for something, with the reason; its agents keep trying all the same.
     """
     confirm_forgotten(forget, yes=yes)
-    options = play_options(
-        limit=limit,
-        extra_vars=extra_vars,
-        verbose=verbose,
-        as_json=as_json,
-        ask_vault_pass=ask_vault_pass,
-        vault_password_files=vault_password_files,
-        vault_ids=vault_ids,
-    )
-    request = Request(inventory, options, ask_become_pass, as_json)
     _run(request, "start", {plays.FORGET: forget or [], plays.WAIT: not no_wait})
 
 
@@ -74,29 +38,9 @@ def stop(request: Request) -> None:
     _run(request, "stop", {})
 
 
-def restart(
-    inventory: Inventory = DEFAULT_INVENTORY,
-    limit: Limit = None,
-    no_wait: NoWait = False,
-    extra_vars: ExtraVars = None,
-    as_json: Json = False,
-    verbose: Verbose = 0,
-    ask_become_pass: AskBecomePass = False,
-    ask_vault_pass: AskVaultPass = False,
-    vault_password_files: VaultPasswordFiles = None,
-    vault_ids: VaultIds = None,
-) -> None:
+def restart(request: Request, *, no_wait: NoWait = False) -> None:
     """Restart the ranks of every pipeline together, after their requests have finished, and wait until it serves."""
-    options = play_options(
-        limit=limit,
-        extra_vars=extra_vars,
-        verbose=verbose,
-        as_json=as_json,
-        ask_vault_pass=ask_vault_pass,
-        vault_password_files=vault_password_files,
-        vault_ids=vault_ids,
-    )
-    _run(Request(inventory, options, ask_become_pass, as_json), "restart", {plays.WAIT: not no_wait})
+    _run(request, "restart", {plays.WAIT: not no_wait})
 
 
 def _run(request: Request, verb: str, values: Mapping[str, Any]) -> None:

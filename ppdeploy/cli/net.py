@@ -7,19 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ppdeploy.cli.options import (
-    DEFAULT_INVENTORY,
-    AskBecomePass,
-    AskVaultPass,
-    ExtraVars,
-    Inventory,
-    Json,
-    Request,
-    VaultIds,
-    VaultPasswordFiles,
-    Verbose,
-    play_options,
-)
+from ppdeploy.cli.options import Request
 from ppdeploy.cli.output import print_json, print_report, say
 from ppdeploy.cli.session import Session, open_session
 from ppdeploy.errors import InputError, UnreachableError
@@ -30,13 +18,15 @@ from ppdeploy.run import QuietProgress, RunResult, cluster_lock, plays
 
 MOST_SECONDS = 60
 
+NetLimit = Annotated[
+    str | None,
+    typer.Option("-l", "--limit", metavar="PATTERN", help="Only these hosts or groups; a pipeline stays whole."),
+]
+
 
 def net(
-    inventory: Inventory = DEFAULT_INVENTORY,
-    limit: Annotated[
-        str | None,
-        typer.Option("-l", "--limit", metavar="PATTERN", help="Only these hosts or groups; a pipeline stays whole."),
-    ] = None,
+    request: Request,
+    *,
     seconds: Annotated[
         int, typer.Option("--seconds", min=1, max=MOST_SECONDS, help="Seconds of each run of iperf3; four for a pair.")
     ] = 3,
@@ -44,13 +34,6 @@ def net(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write the result as one page for a browser.")
     ] = None,
-    extra_vars: ExtraVars = None,
-    as_json: Json = False,
-    verbose: Verbose = 0,
-    ask_become_pass: AskBecomePass = False,
-    ask_vault_pass: AskVaultPass = False,
-    vault_password_files: VaultPasswordFiles = None,
-    vault_ids: VaultIds = None,
 ) -> None:
     """Measure the network between all nodes of each pipeline, both ways: latency, throughput, vLLM's handoffs.
 
@@ -58,19 +41,10 @@ def net(
     pipeline of which a rank runs is left alone (exit code 3). A node that vanishes during the test makes the exit code
     7; the others are measured all the same.
     """
-    options = play_options(
-        limit=limit,
-        extra_vars=extra_vars,
-        verbose=verbose,
-        as_json=as_json,
-        ask_vault_pass=ask_vault_pass,
-        vault_password_files=vault_password_files,
-        vault_ids=vault_ids,
-    )
-    session = open_session(Request(inventory, options, ask_become_pass, as_json))
+    session = open_session(request)
     session.check_models()
     values = {plays.NET_SECONDS: seconds, plays.NET_FORCE: force, plays.NET_SHOW: False}
-    with cluster_lock(inventory, "net"):
+    with cluster_lock(request.inventory, "net"):
         result = session.run(plays.NET, values=values)
         if result.status == "interrupted":
             # Its listeners would stay until their time is over.
@@ -85,7 +59,7 @@ def net(
     report = NetReport.model_validate(session.redactor.data(found["report"]))
     if html:
         _write_page(html, report)
-    if as_json:
+    if request.as_json:
         print_json(report.document())
     else:
         print_report(*net_report(report))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -95,29 +96,48 @@ class Request:
     as_json: bool
 
 
-def cluster_verb(app: typer.Typer, work: Callable[[Request], None]) -> None:
-    """Add a verb that has these options and no others; its name and help are those of `work`."""
+def cluster_verb(app: typer.Typer, work: Callable[..., None], *, limit: object = Limit) -> None:
+    """Add a verb that has these options and, by keyword, what `work` takes beside its request; named as `work` is.
 
-    def verb(
-        inventory: Inventory = DEFAULT_INVENTORY,
-        limit: Limit = None,
-        extra_vars: ExtraVars = None,
-        as_json: Json = False,
-        verbose: Verbose = 0,
-        ask_become_pass: AskBecomePass = False,
-        ask_vault_pass: AskVaultPass = False,
-        vault_password_files: VaultPasswordFiles = None,
-        vault_ids: VaultIds = None,
-    ) -> None:
-        options = play_options(
-            limit=limit,
-            extra_vars=extra_vars,
-            verbose=verbose,
-            as_json=as_json,
-            ask_vault_pass=ask_vault_pass,
-            vault_password_files=vault_password_files,
-            vault_ids=vault_ids,
-        )
-        work(Request(inventory, options, ask_become_pass, as_json))
+    `limit` is the annotation of --limit, where the verb says something else of it.
+    """
+    shared = [one.replace(annotation=limit) if one.name == "limit" else one for one in _parameters(_request)]
+    own = _parameters(work)[1:]
 
+    def verb(**given: Any) -> None:
+        mine = {one.name: given.pop(one.name) for one in own}
+        work(_request(**given), **mine)
+
+    # The first two say which hosts; the verb's own come before what all verbs have.
+    signature = inspect.Signature([*shared[:2], *own, *shared[2:]], return_annotation=None)
+    vars(verb)["__signature__"] = signature
+    verb.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
     app.command(work.__name__, help=work.__doc__)(verb)
+
+
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [one.replace(kind=kind) for one in inspect.signature(function, eval_str=True).parameters.values()]
+
+
+def _request(
+    inventory: Inventory = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    extra_vars: ExtraVars = None,
+    as_json: Json = False,
+    verbose: Verbose = 0,
+    ask_become_pass: AskBecomePass = False,
+    ask_vault_pass: AskVaultPass = False,
+    vault_password_files: VaultPasswordFiles = None,
+    vault_ids: VaultIds = None,
+) -> Request:
+    options = play_options(
+        limit=limit,
+        extra_vars=extra_vars,
+        verbose=verbose,
+        as_json=as_json,
+        ask_vault_pass=ask_vault_pass,
+        vault_password_files=vault_password_files,
+        vault_ids=vault_ids,
+    )
+    return Request(inventory, options, ask_become_pass, as_json)

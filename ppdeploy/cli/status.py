@@ -12,19 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ppdeploy.cli.options import (
-    DEFAULT_INVENTORY,
-    AskBecomePass,
-    AskVaultPass,
-    ExtraVars,
-    Inventory,
-    Json,
-    Request,
-    VaultIds,
-    VaultPasswordFiles,
-    Verbose,
-    play_options,
-)
+from ppdeploy.cli.options import Request
 from ppdeploy.cli.output import print_json, print_report
 from ppdeploy.cli.session import Session, open_session
 from ppdeploy.errors import InputError, UnreachableError
@@ -37,17 +25,13 @@ from ppdeploy.run import QuietProgress, RunResult, plays
 PAUSE = 2.0
 
 
+AnyHosts = Annotated[str | None, typer.Option("--limit", metavar="PATTERN", help="Only these hosts or groups.")]
+
+
 def status(
-    inventory: Inventory = DEFAULT_INVENTORY,
-    limit: Annotated[str | None, typer.Option("--limit", metavar="PATTERN", help="Only these hosts or groups.")] = None,
+    request: Request,
+    *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
-    extra_vars: ExtraVars = None,
-    as_json: Json = False,
-    verbose: Verbose = 0,
-    ask_become_pass: AskBecomePass = False,
-    ask_vault_pass: AskVaultPass = False,
-    vault_password_files: VaultPasswordFiles = None,
-    vault_ids: VaultIds = None,
 ) -> None:
     """Show how every pipeline and node is: phase and why, restarts, failures, ranks, releases, memory. Changes nothing.
 
@@ -55,23 +39,14 @@ def status(
     state the pipelines are in, and 7 only when no node could be asked. With --watch each look is a play of Ansible over
     all hosts (2 to 4 seconds apart), and with --json it is one line for each look.
     """
-    options = play_options(
-        limit=limit,
-        extra_vars=extra_vars,
-        verbose=verbose,
-        as_json=as_json,
-        ask_vault_pass=ask_vault_pass,
-        vault_password_files=vault_password_files,
-        vault_ids=vault_ids,
-    )
-    if watch and verbose:
+    if watch and request.options.verbosity:
         raise InputError("-v prints between the looks", where="--watch -v", remedy="leave one of them out")
-    session = open_session(Request(inventory, options, ask_become_pass, as_json))
+    session = open_session(request)
     if watch:
         _watch(session)
         return
     found = look(session)
-    if as_json:
+    if request.as_json:
         print_json(found, session.redactor)
     else:
         print_report(*status_report(session.redactor.data(found)))

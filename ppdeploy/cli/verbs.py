@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppdeploy.cli.applying import apply, smoke
-from ppdeploy.cli.benching import bench
+from ppdeploy.cli.benching import OnePipeline, bench
 from ppdeploy.cli.bundling import bundle
 from ppdeploy.cli.checking import check
 from ppdeploy.cli.command import app
@@ -12,11 +12,11 @@ from ppdeploy.cli.docs import docs_variables
 from ppdeploy.cli.init import init
 from ppdeploy.cli.lifecycle import restart, start, stop
 from ppdeploy.cli.logs import logs
-from ppdeploy.cli.net import net
+from ppdeploy.cli.net import NetLimit, net
 from ppdeploy.cli.options import cluster_verb
 from ppdeploy.cli.planning import plan, render
 from ppdeploy.cli.rules import rules
-from ppdeploy.cli.status import status
+from ppdeploy.cli.status import AnyHosts, status
 from ppdeploy.lab.cli import lab_app
 
 app.command()(init)
@@ -26,13 +26,13 @@ app.command()(rules)
 app.command()(check)
 app.command()(apply)
 cluster_verb(app, smoke)
-app.command()(bench)
-app.command()(status)
+cluster_verb(app, bench, limit=OnePipeline)
+cluster_verb(app, status, limit=AnyHosts)
 app.command()(logs)
-app.command()(net)
-app.command()(start)
+cluster_verb(app, net, limit=NetLimit)
+cluster_verb(app, start)
 cluster_verb(app, stop)
-app.command()(restart)
+cluster_verb(app, restart)
 app.command()(bundle)
 app.add_typer(lab_app, name="lab")
 app.command()(demo)
