@@ -409,6 +409,7 @@ def test_a_check_leaves_nothing_behind(hosts: Hosts, healthy: Look) -> None:
     for node in hosts.lab.nodes:
         # sshd alone listens on a fresh host.
         assert {line.rsplit(":", 1)[1] for line in hosts.run(node, "ss -Hltn | awk '{print $4}'").split()} == {"22"}
+        # Both programs end with 1 where they find nothing, which is what is asked for.
         assert hosts.run(node, "pgrep -fc '[p]pdeploy_pairs' || true").strip() == "0"
         assert hosts.run(node, "ls -d /opt/ppdeploy /var/lib/ppdeploy 2>/dev/null || true") == ""
 
