@@ -1,0 +1,1 @@
+"""A better handoff between the stages of a vLLM pipeline: see README.md."""

@@ -1,0 +1,63 @@
+"""What the environment asks for."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MODE = "PPDEPLOY_HANDOFF"
+STAGGER = "PPDEPLOY_HANDOFF_STAGGER"
+SWITCH = "PPDEPLOY_HANDOFF_SWITCH"
+COUNTERS = "PPDEPLOY_HANDOFF_COUNTERS"
+# From this many tokens in a batch on, its requests wait one step more for their next token: below it the handoff is
+# so short that a deeper pipeline would only make decoding slower (docs/handoff.md has the measurement).
+DEFAULT_STAGGER = 512
+
+
+class Mode(enum.Enum):
+    """How hidden states travel. Each mode does all that the ones before it do."""
+
+    OFF = "off"
+    LOSSLESS = "lossless"
+    OVERLAP = "overlap"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """mode: see `Mode`. stagger: tokens in a batch from which on a handoff counts as a stage of its own; 0 never.
+    switch: a file that holds the mode, read again whenever no batch is in flight (for measuring only), or empty."""
+
+    mode: Mode = Mode.OFF
+    stagger: int = DEFAULT_STAGGER
+    switch: str = ""
+
+
+def parse(text: str, stagger: int = DEFAULT_STAGGER) -> Settings:
+    """Settings of `off`, `lossless`, `overlap` or `overlap:TOKENS` (the stagger, 0 for none).
+
+    ValueError names what was given and what is possible.
+    """
+    word, colon, tokens = text.strip().partition(":")
+    try:
+        mode = Mode(word)
+        if colon:
+            stagger = int(tokens)
+        if stagger < 0 or (colon and mode is not Mode.OVERLAP):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"{text.strip()!r} is no handoff mode: off, lossless, overlap or overlap:TOKENS") from None
+    return Settings(mode, stagger)
+
+
+def from_env(env: Mapping[str, str]) -> Settings:
+    """The settings in `env`; a bad value raises ValueError with the variable's name."""
+    try:
+        stagger = int(env.get(STAGGER) or DEFAULT_STAGGER)
+    except ValueError:
+        raise ValueError(f"{STAGGER}={env[STAGGER]!r} is no number of tokens") from None
+    try:
+        found = parse(env.get(MODE) or "off", stagger)
+    except ValueError as error:
+        raise ValueError(f"{MODE}: {error}") from None
+    return Settings(found.mode, found.stagger, env.get(SWITCH, ""))
