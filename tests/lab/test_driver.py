@@ -1,0 +1,379 @@
+"""`nvidia_driver` on two hosts of its own, without a GPU: packages of the right names, made up, from a mirror.
+
+What a host has no part of (the card, Secure Boot, nouveau) is put into the facts that it gave; all else is real: apt,
+its signatures and pins, dpkg and its locks, a reboot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ppdeploy.facts import NodeFacts, PciAccelerator
+from ppdeploy.lab import Lab
+from ppdeploy.lab.inventory import LabInventory
+from ppdeploy.lab.ready import tiny_model
+from ppdeploy.lab.state import default_name
+from ppdeploy.paths import data_root
+from ppdeploy.plan.driver import BLACKLIST, FILES, PREFERENCES, SOURCES
+from ppdeploy.play import drivers_of_play
+from tests.lab.cluster import Cluster, Done, no_change, values_words
+
+VERSION = "580.95.05-1"
+NEWER = "610.57.04-1"
+"""What the mirror has of the branch that is wanted, and of one that is not."""
+
+CARD = PciAccelerator(address="0000:01:00.0", vendor="nvidia", vendor_id="0x10de", device_id="0x2684", driver=None)
+
+SMI = r"""#!/bin/sh
+case "$1" in
+  --query-gpu=driver_version) echo 580.95.05 ;;
+  --query-gpu=*)
+    echo '0, GPU-1, 24564, 1, 580.95.05, 00000000:01:00.0, 4, 4, 16, 16, [N/A], [N/A], Enabled, [N/A], 8.9, RTX 4090' ;;
+esac
+"""
+
+#: Makes the packages, in both branches, and the mirror's indices, in the current folder; signs nothing.
+_PACKAGES = r"""
+make() {
+  mkdir -p "build/$1/DEBIAN"
+  printf 'Package: %s\nVersion: %s\nArchitecture: all\nMaintainer: lab <lab@example.org>\n' "$1" "$2" \
+    > "build/$1/DEBIAN/control"
+  echo 'Description: lab' >> "build/$1/DEBIAN/control"
+  test -z "$3" || echo "Depends: $3" >> "build/$1/DEBIAN/control"
+  dpkg-deb --root-owner-group --build "build/$1" "$1_$2.deb" > /dev/null
+}
+mkdir -p build/nvidia-driver-cuda/usr/bin
+cp smi build/nvidia-driver-cuda/usr/bin/nvidia-smi
+chmod 755 build/nvidia-driver-cuda/usr/bin/nvidia-smi
+for version in VERSION NEWER; do
+  make libcuda1 $version
+  make nvidia-driver-cuda $version "libcuda1 (= $version)"
+  make nvidia-open $version "nvidia-driver-cuda (= $version)"
+done
+make "linux-headers-$(uname -r)" 1
+make nvidia-container-toolkit 1.18.0
+rm -r build
+for file in *.deb; do
+  dpkg-deb --field "$file"
+  printf 'Filename: ./%s\nSize: %s\n' "$file" "$(stat -c %s "$file")"
+  printf 'SHA256: %s\n\n' "$(sha256sum "$file" | cut -d' ' -f1)"
+done > Packages
+printf 'Origin: NVIDIA\nLabel: NVIDIA CUDA\nSuite: \nSHA256:\n %s %s Packages\n' \
+  "$(sha256sum Packages | cut -d' ' -f1)" "$(stat -c %s Packages)" > Release
+"""
+
+#: Has the dpkg lock as a program that installs packages has it.
+_LOCKER = """
+import fcntl, sys, time
+with open("/var/lib/dpkg/lock-frontend", "w") as stream:
+    fcntl.lockf(stream, fcntl.LOCK_EX)
+    time.sleep(float(sys.argv[1]))
+"""
+
+#: Runs the facts module without Ansible, which takes a tenth of the time; what it is asked comes as the argument.
+_FACTS = r"""
+import json, sys, types
+for name in ("ansible", "ansible.module_utils", "ansible.module_utils.basic"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["ansible.module_utils.basic"].AnsibleModule = object
+code = compile(sys.stdin.read(), "ppdeploy_facts.py", "exec")
+scope = {"__name__": "ppdeploy_facts"}
+exec(code, scope)
+print(json.dumps(scope["collect"](json.loads(sys.argv[1]))))
+"""
+
+#: All that the role could touch of a host.
+_STATE = r"""
+dpkg-query --show --showformat='${Package} ${Version} ${db:Status-Want} ${db:Status-Status}\n' | sort
+find /etc/apt /etc/modprobe.d /usr/share/keyrings -type f -exec sha256sum {} + | sort
+cat /proc/sys/kernel/random/boot_id
+"""
+
+
+@dataclass
+class Driven(Cluster):
+    """The lab as a cluster for which drivers are decided and brought, from facts that a test may change."""
+
+    def state(self) -> dict[str, list[str]]:
+        """Return packages, files and boot of the hosts."""
+        return {node: self.out(node, _STATE).splitlines() for node in self.lab.nodes}
+
+    def facts(self) -> dict[str, NodeFacts]:
+        """Return what the hosts say of themselves now."""
+        asked = {
+            "paths": ["/opt/ppdeploy"],
+            "ports": [],
+            "pipelines": ["tiny"],
+            "files": list(FILES),
+            "venvs": False,
+            "models": False,
+            "models_dir": "/var/lib/ppdeploy/models",
+            "driver": True,
+            "peers": [],
+            "controller_time": None,
+        }
+        code = (data_root() / "plugins/modules/ppdeploy_facts.py").read_text(encoding="utf-8")
+        found = {}
+        for node in self.lab.nodes:
+            words = ["python3", "-I", "-c", _FACTS, json.dumps(asked)]
+            found[node] = NodeFacts.from_module(node, json.loads(self.lab.exec_ssh(node, words, stdin=code).stdout))
+        return found
+
+    def decide(self, facts: Mapping[str, NodeFacts], **wants: Any) -> dict[str, Any]:
+        """Return what the play decides about the drivers, by these facts and variables."""
+        variables = {
+            "ppdeploy_model": str(tiny_model()),
+            "ppdeploy_nvidia_repository": "http://127.0.0.1:8089/cuda",
+            "ppdeploy_nvidia_repository_key": str(self.elsewhere / "mirror.asc"),
+            **{f"ppdeploy_{name}": value for name, value in wants.items()},
+        }
+        values = {node: {**variables, "ansible_host": f"198.18.0.{rank}"} for rank, node in enumerate(facts, 11)}
+        inventory = {
+            "pipelines": {"tiny": list(facts)},
+            "hosts": list(facts),
+            "values": values,
+            "directory": str(self.elsewhere),
+        }
+        return drivers_of_play(inventory, {node: own.model_dump(mode="json") for node, own in facts.items()})
+
+    def drive(self, decided: Mapping[str, Any], *words: str) -> Done:
+        """Run playbooks/driver.yml with what was decided, in place of what it would decide by itself."""
+        (play,) = yaml.safe_load((data_root() / "playbooks/driver.yml").read_text(encoding="utf-8"))
+        tasks = yaml.safe_load((data_root() / "playbooks/tasks/driver.yml").read_text(encoding="utf-8"))
+        (refuse,) = [task for task in tasks if "ansible.builtin.assert" in task]
+        # As tasks/values.yml does, which is left out here: our filters are loaded once, and not by every worker anew.
+        play["pre_tasks"] = [{**refuse, "throttle": "{{ [] | ppdeploy_public_names | length }}"}]
+        values = self.elsewhere / "decided.json"
+        values.write_text(json.dumps({"ppdeploy__drivers": decided}), encoding="utf-8")
+        return self.book("drive", play, *values_words(), "-e", f"@{values}", *words)
+
+
+def with_card(facts: Mapping[str, NodeFacts], **changes: Mapping[str, Any]) -> dict[str, NodeFacts]:
+    """Return facts of hosts that have a card and Debian's contrib; `changes` are fields of a host's driver facts."""
+    found = {}
+    for node, own in facts.items():
+        assert own.driver is not None
+        update = {"components": ("contrib", "main"), **changes.get(node, {})}
+        found[node] = own.model_copy(
+            update={"pci_accelerators": (CARD,), "driver": own.driver.model_copy(update=update)}
+        )
+    return found
+
+
+def told(done: Done) -> str:
+    """Return what a play printed, in one line: Ansible folds long messages."""
+    return " ".join(done.out.split())
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
+    """Two bare hosts with a signed mirror each, taken down at the end."""
+    lab = Lab(f"{default_name()}-driver")
+    folder = tmp_path_factory.mktemp("driver")
+    try:
+        lab.down()
+        described = LabInventory.one_pipeline(2, model=str(tiny_model()), vars={"ppdeploy_device": "cuda"})
+        inventory = lab.up(2, inventory=described, owner=os.getpid())
+        cluster = Driven(lab, inventory, folder, [])
+        for node in lab.nodes:
+            mirror(cluster, node)
+        yield cluster
+    finally:
+        lab.down()
+
+
+def mirror(cluster: Driven, node: str) -> None:
+    """Put a mirror of made-up packages onto a host, signed with a key that is made once, and serve it there."""
+    folder = "/srv/cuda/debian12/x86_64"
+    cluster.out(node, f"mkdir -p {folder}")
+    cluster.lab.exec_ssh(node, ["sh", "-ec", f"cat > {folder}/smi"], stdin=SMI)
+    script = _PACKAGES.replace("VERSION", VERSION).replace("NEWER", NEWER)
+    cluster.out(node, f"cd {folder}\n{script}")
+    release = cluster.out(node, f"cat {folder}/Release") + "\n"
+    signed = gpg(cluster.elsewhere, "--clearsign", stdin=release)
+    cluster.lab.exec_ssh(node, ["sh", "-ec", f"cat > {folder}/InRelease"], stdin=signed)
+    serve = "python3 -m http.server --bind 127.0.0.1 --directory /srv 8089"
+    unit = f"[Service]\nExecStart=/usr/bin/{serve}\n[Install]\nWantedBy=multi-user.target\n"
+    cluster.lab.exec_ssh(node, ["sh", "-ec", "cat > /etc/systemd/system/mirror.service"], stdin=unit)
+    cluster.out(node, "systemctl enable --now mirror.service")
+
+
+def gpg(folder: Path, *words: str, stdin: str = "") -> str:
+    """Run gpg with a key of the test's own, which is made where there is none, and written to `mirror.asc`."""
+    home = folder / "gnupg"
+    common = ["gpg", "--homedir", str(home), "--batch", "--quiet", "--passphrase", ""]
+    if not home.exists():
+        home.mkdir(mode=0o700)
+        subprocess.run([*common, "--quick-gen-key", "Mirror <mirror@example.org>", "rsa3072"], check=True)
+        key = subprocess.run([*common, "--armor", "--export"], check=True, capture_output=True, text=True).stdout
+        (folder / "mirror.asc").write_text(key, encoding="utf-8")
+    return subprocess.run([*common, *words], check=True, input=stdin, capture_output=True, text=True).stdout
+
+
+def lock(cluster: Driven, seconds: int) -> None:
+    """Let a unit on node1 install packages, as far as dpkg's lock tells, and return once it does."""
+    cluster.out("node1", f"systemd-run --quiet --unit=unattended --collect python3 -c '{_LOCKER}' {seconds}")
+    has = 'grep -q ":$(stat -c %i /var/lib/dpkg/lock-frontend) " /proc/locks'
+    cluster.out("node1", f"for try in $(seq 200); do {has} && exit 0; sleep 0.1; done; exit 1")
+
+
+@pytest.fixture(scope="module")
+def bare(driven: Driven) -> dict[str, NodeFacts]:
+    """What the hosts say of themselves before anything is installed."""
+    return driven.facts()
+
+
+def test_the_play_itself_says_that_there_is_no_card(driven: Driven, bare: dict[str, NodeFacts]) -> None:
+    before = driven.state()
+    done = driven.ansible_playbook()
+    assert done.code != 0
+    assert "there is no NVIDIA card on its PCI bus (node1): put one in, or set ppdeploy_device: cpu" in told(done)
+    assert "(node2)" in told(done)
+    assert done.changed() == no_change()
+    assert driven.state() == before
+    assert {one.driver.manager for one in bare.values() if one.driver} == {"apt"}
+
+
+def test_a_check_shows_the_files_and_changes_nothing(driven: Driven, bare: dict[str, NodeFacts]) -> None:
+    before = driven.state()
+    decided = driven.decide(with_card(bare))
+    assert decided["blocked"] == [], decided
+    done = driven.drive(decided, "--check", "--diff")
+    assert done.code == 0, done.said
+    for line in ("+blacklist nouveau", "+Pin: version 580.*", "+URIs: http://127.0.0.1:8089/cuda/debian12/x86_64"):
+        assert f"\n{line}\n" in done.out, line
+    assert min(done.changed().values()) > 0
+    assert driven.state() == before
+
+
+def test_no_host_is_touched_when_one_of_them_is_blocked(driven: Driven, bare: dict[str, NodeFacts]) -> None:
+    before = driven.state()
+    decided = driven.decide(with_card(bare, node2={"secure_boot": True}))
+    done = driven.drive(decided)
+    assert done.code != 0
+    assert "Secure Boot is on" in told(done)
+    assert "mokutil --import /var/lib/dkms/mok.pub" in told(done)
+    assert done.changed() == no_change()
+    assert driven.state() == before
+
+
+def test_who_installs_packages_is_waited_for_and_named(driven: Driven, bare: dict[str, NodeFacts]) -> None:
+    before = driven.state()
+    lock(driven, 600)
+    facts = driven.facts()["node1"].driver
+    assert facts is not None
+    assert facts.lock is not None
+    assert (facts.lock.process, facts.lock.unit) == ("python3", "unattended.service")
+    done = driven.drive(driven.decide(with_card(bare), package_lock_timeout=2))
+    assert done.code != 0
+    said = f"python3 (pid {facts.lock.pid}, unattended.service) has been installing packages for 2 s and goes on"
+    assert said in told(done), done.said
+    assert done.changed() == no_change()
+    assert driven.state() == before
+    driven.out("node1", "systemctl stop unattended.service")
+
+
+@pytest.fixture(scope="module")
+def brought(driven: Driven, bare: dict[str, NodeFacts]) -> Done:
+    """The driver is brought to node1 as it is, and to node2, of which the facts say that nouveau has its card."""
+    # Somebody installs packages on one host when it begins, and ends a little later.
+    lock(driven, 8)
+    decided = driven.decide(with_card(bare, node2={"loaded": ("nouveau",)}), allow_reboot=True)
+    assert [decided["nodes"][node]["reboot"] for node in ("node1", "node2")] == [False, True]
+    done = driven.drive(decided)
+    assert done.code == 0, done.said
+    return done
+
+
+@pytest.mark.usefixtures("brought")
+def test_the_wanted_branch_is_there_and_stays_there(driven: Driven) -> None:
+    show = "dpkg-query --show --showformat='${Package}=${Version} ' nvidia-open nvidia-driver-cuda libcuda1"
+    wanted = " ".join(f"{name}={VERSION}" for name in ("libcuda1", "nvidia-driver-cuda", "nvidia-open"))
+    for node in driven.lab.nodes:
+        assert driven.out(node, show) == wanted
+        assert driven.out(node, "apt-mark showhold").split() == ["libcuda1", "nvidia-driver-cuda", "nvidia-open"]
+    # As unattended-upgrades would: the newer branch lies in the mirror, and nothing takes it.
+    driven.out("node1", "apt-get -y update && apt-get -y dist-upgrade")
+    assert driven.out("node1", show) == wanted
+    policy = driven.out("node1", "apt-mark unhold libcuda1 > /dev/null; apt-cache policy libcuda1")
+    assert f"Candidate: {VERSION}" in policy, "the pin alone keeps the branch, too"
+    driven.out("node1", "apt-mark hold libcuda1")
+
+
+def test_only_the_host_whose_driver_takes_that_was_rebooted(
+    driven: Driven, bare: dict[str, NodeFacts], brought: Done
+) -> None:
+    assert min(brought.changed().values()) > 0
+    boots = {node: driven.out(node, "cat /proc/sys/kernel/random/boot_id") for node in driven.lab.nodes}
+    assert boots["node1"] == bare["node1"].identity.boot_id
+    assert boots["node2"] != bare["node2"].identity.boot_id
+
+
+@pytest.mark.usefixtures("brought")
+def test_a_second_run_has_nothing_to_do_and_asks_nothing(driven: Driven) -> None:
+    decided = driven.decide(driven.facts())
+    assert {node["action"] for node in decided["nodes"].values()} == {"keep"}
+    assert (decided["work"], decided["blocked"], decided["lines"]) == (False, [], [])
+    done = driven.drive(decided)
+    assert (done.code, done.changed()) == (0, no_change()), done.said
+    # Nothing but what the controller asserts by itself is ever asked.
+    assert "ok: [node1]" not in done.out.split("nvidia_driver", 1)[-1], done.said
+
+
+@pytest.mark.usefixtures("brought")
+def test_a_hold_that_was_taken_off_and_a_file_that_was_removed_come_back(driven: Driven) -> None:
+    driven.out("node1", "apt-mark unhold nvidia-open")
+    driven.out("node2", f"rm {PREFERENCES}")
+    decided = driven.decide(driven.facts())
+    assert [decided["nodes"][node]["action"] for node in ("node1", "node2")] == ["settle", "settle"]
+    done = driven.drive(decided)
+    assert done.code == 0, done.said
+    assert "nvidia-open" in driven.out("node1", "apt-mark showhold")
+    assert "Pin: version 580.*" in driven.out("node2", f"cat {PREFERENCES}")
+    driven.out("node2", f"ls {BLACKLIST} {SOURCES}")
+    assert driven.decide(driven.facts())["work"] is False
+
+
+@pytest.mark.usefixtures("brought")
+def test_a_driver_that_was_half_installed_is_finished(driven: Driven) -> None:
+    driven.out("node1", f"cd /srv/cuda/debian12/x86_64 && dpkg --unpack nvidia-open_{VERSION}.deb")
+    driven.out("node1", "mv /usr/bin/nvidia-smi /usr/bin/nvidia-smi.off")
+    facts = with_card(driven.facts())
+    (broken,) = facts["node1"].driver.broken if facts["node1"].driver else ()
+    assert (broken.name, broken.state) == ("nvidia-open", "unpacked")
+    driven.out("node1", "mv /usr/bin/nvidia-smi.off /usr/bin/nvidia-smi")
+    decided = driven.decide(facts)
+    assert (decided["nodes"]["node1"]["finish"], decided["nodes"]["node2"]["needed"]) == (True, False)
+    done = driven.drive(decided)
+    assert done.code == 0, done.said
+    assert done.changed()["node2"] == 0
+    assert (
+        driven.out("node1", "dpkg --audit; dpkg-query --show --showformat='${db:Status-Status}' nvidia-open")
+        == "installed"
+    )
+
+
+@pytest.mark.usefixtures("brought")
+def test_a_mirror_that_another_key_signed_is_not_believed(driven: Driven, bare: dict[str, NodeFacts]) -> None:
+    other = driven.elsewhere / "other"
+    other.mkdir()
+    gpg(other, "--list-keys")
+    shutil.copy(driven.elsewhere / "mirror.asc", driven.elsewhere / "right.asc")
+    shutil.copy(other / "mirror.asc", driven.elsewhere / "mirror.asc")
+    before = driven.out("node1", "dpkg-query -W")
+    done = driven.drive(driven.decide(with_card(bare)))
+    shutil.copy(driven.elsewhere / "right.asc", driven.elsewhere / "mirror.asc")
+    assert done.code != 0
+    assert "apt cannot read http://127.0.0.1:8089/cuda/debian12/x86_64" in told(done), done.said
+    assert "NO_PUBKEY" in told(done), done.said
+    assert driven.out("node1", "dpkg-query -W") == before
