@@ -5,9 +5,13 @@ SHELL := bash
 BIN := .venv/bin
 # One worker for each core; the lab's tests share one lab and go one after the other.
 PARALLEL := --numprocesses logical
+# On labs of their own, without ranks and without a clock that matters: two at a time. The others want the cores alone.
+APART := $(foreach name,tuning encryption isolated units driver driver_debian store gateway,tests/lab/test_$(name).py)
 export PYTHON
+# Hundreds of processes import this checkout in a run of the tests: byte code is kept, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test unit sim browser-test lab-test faults faults-stand-in soak lint format bench-apply venv constraints clean distclean
+.PHONY: help demo test test-all unit sim browser-test lab-test faults faults-stand-in soak lint format bench-apply bench-gateway bench-balance bench-weights weights-faults venv constraints clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -16,15 +20,21 @@ demo: .venv/.made ## Serve a tiny model on two hosts of the lab, and read a comp
 	@scripts/bootstrap.sh system
 	@$(BIN)/ppdeploy demo
 
-test: lint ## Everything: lint, unit and golden tests, the plan's page in a browser, and the lab's (root)
+test: LAB := -m "not long" ## What a change must pass: lint, unit and golden tests, the page in a browser, the lab's (root)
+test test-all: lint
 	@scripts/bootstrap.sh system
 	@scripts/bootstrap.sh browser
 	@$(BIN)/pytest $(PARALLEL) tests/unit tests/sim tests/golden
+	@$(BIN)/pytest ppdeploy_handoff/tests
 	@$(BIN)/pytest tests/browser
-	@$(BIN)/pytest tests/lab
+	@$(BIN)/pytest $(LAB) --numprocesses 2 --dist loadfile $(APART)
+	@$(BIN)/pytest $(LAB) tests/lab $(addprefix --ignore=,$(APART))
+
+test-all: ## The same with the tests marked `long` (root; some twenty minutes more)
 
 unit: .venv/.made ## The tests that need no root and no network
 	@$(BIN)/pytest $(PARALLEL) tests/unit tests/sim tests/golden
+	@$(BIN)/pytest ppdeploy_handoff/tests
 
 sim: .venv/.made ## 5,000 stories of gangs under faults (about 20 minutes of a core); the tests tell 80
 	@PPDEPLOY_SIM_RUNS=5000 $(BIN)/pytest tests/sim/test_faults.py
@@ -35,7 +45,8 @@ browser-test: .venv/.made ## The plan's page in Chromium, on a phone and on a de
 
 lab-test: .venv/.made ## The tests on real hosts of the lab (root)
 	@scripts/bootstrap.sh system
-	@$(BIN)/pytest tests/lab
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(APART)
+	@$(BIN)/pytest tests/lab $(addprefix --ignore=,$(APART))
 
 faults: .venv/.made ## Every fault of docs/gang.md against real vLLM ranks, and the baseline (root; about 50 minutes)
 	@scripts/bootstrap.sh faults
@@ -58,6 +69,22 @@ format: .venv/.made ## Lay out the Python code
 
 bench-apply: .venv/.made ## Time of an apply that changes nothing, against Ansible's own setup module, on the lab
 	@$(BIN)/python scripts/bench_apply.py
+
+bench-gateway: .venv/.made ## 5,000 streams of 200 clients through the gateway, beside as many without it (root; 3 minutes)
+	@scripts/bootstrap.sh system
+	@$(BIN)/python -m tests.lab.bench_gateway
+
+bench-balance: .venv/.made ## What a gateway's way to balance is worth to the prefix cache, with real ranks (root; 6 minutes)
+	@scripts/bootstrap.sh system
+	@$(BIN)/python -m tests.lab.bench_balance
+
+bench-weights: .venv/.made ## Time of 2 GB of weights to three hosts over 1 Gbit/s, against scp (root; needs idle cores)
+	@scripts/bootstrap.sh system
+	@$(BIN)/python -m tests.lab.bench_weights
+
+weights-faults: .venv/.made ## A transfer of weights killed and cut at twenty random points (root; about 15 minutes)
+	@scripts/bootstrap.sh system
+	@PPDEPLOY_WEIGHTS_POINTS=20 $(BIN)/pytest tests/lab/test_store.py
 
 venv: .venv/.made ## Make or refresh .venv
 

@@ -6,7 +6,10 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-DATA = ("ansible.cfg", "site.yml", "playbooks", "roles", "plugins", "templates")
+DATA = (
+    *("ansible.cfg", "site.yml", "playbooks", "roles", "plugins", "templates"),
+    *("ppdeploy_handoff/pyproject.toml", "ppdeploy_handoff/src"),
+)
 """What a wheel carries in `ppdeploy/_data`: what a checkout has beside the package."""
 
 

@@ -24,11 +24,12 @@ def check_report(checked: Checked, *, everything: bool = False) -> Iterator[Rend
     for name in dict.fromkeys(one.pipeline for one in checked.results):
         own = [one for one in checked.results if one.pipeline == name]
         shown = own if everything else [one for one in own if one.verdict != "ready"]
-        yield Text.assemble((f"pipeline {name}", "bold"), ": ", _verdict(own))
-        for scope, heading in _SCOPES.items():
+        heading = f"pipeline {name}" if name else "gateways outside of all pipelines"
+        yield Text.assemble((heading, "bold"), ": ", _verdict(own))
+        for scope, title in _SCOPES.items():
             rows = [one for one in shown if one.scope == scope]
             if rows:
-                yield _table(heading, rows)
+                yield _table(title, rows)
     total = counts(checked)
     told = [f"{total[name]} {name}" for name in ("blocked", "slow", "ready")]
     yield f"{', '.join(told)}, {total['not_judged']} not judged (no such hardware, or not installed yet)"

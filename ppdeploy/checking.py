@@ -18,6 +18,7 @@ from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts
 from ppdeploy.plan import Fabric, Finding, PipelinePlan
 from ppdeploy.plan.checks import NODE, PAIR, PIPELINE, AnyCheck, Outcome, PipelineSituation, Scope, catalogue
+from ppdeploy.plan.checks.gateway_host import gateway_findings
 from ppdeploy.plan.checks.situate import pairs, situation
 from ppdeploy.plan.fabric import fabric_of
 from ppdeploy.plan.types import Verdict
@@ -191,7 +192,11 @@ def judge(spec: Spec, seen: Mapping[str, Seen], token: str | None = None) -> Che
         before[pipeline.name] = found
         results += _results(found)
         results += _of_plan(plan)
+    known = {host: own.facts for host, own in seen.items() if own.facts is not None}
+    if spec.pipelines:
+        results += [_of_finding(found) for own in gateway_findings(spec, known).values() for found in own]
     members = {host.name for pipeline in spec.pipelines for host in pipeline.hosts}
+    members |= {host.name for host in spec.outside if host.name in seen}
     unasked = {host: one for host, one in seen.items() if one.facts is None and host in members}
     return Checked(tuple(results), unasked)
 

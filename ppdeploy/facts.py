@@ -49,7 +49,7 @@ NicKind = Literal[
 class _Fact(BaseModel):
     """Base of all facts: immutable, no unknown fields, no silent conversion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Problem(_Fact):
@@ -555,6 +555,8 @@ class Sysctl(_Fact):
     arp_ignore: int | None = None
     """net.ipv4.conf.all.arp_ignore: 0 answers for any address of the host on any NIC."""
     arp_filter: int | None = None
+    max_user_namespaces: int | None = None
+    """Of each user, root too; 0 keeps systemd from starting a unit with `PrivateUsers=`. None: the kernel has none."""
     tunable: dict[str, str] = {}
     """Settings that nic_tuning may set and that can be set here, by name; a container's kernel keeps some from it."""
     pacing_modules: tuple[str, ...] = ()
@@ -570,6 +572,82 @@ class Kernel(_Fact):
     """/boot has its image."""
     nvidia_module: bool
     """NVIDIA's module was built for it."""
+    headers: bool | None = None
+    """What modules are built against is there for it; None: not known."""
+
+
+class Package(_Fact):
+    """A package of the host's package manager, of which more than its configuration is there."""
+
+    name: str
+    version: str
+    state: str
+    """dpkg's: installed, unpacked, half-installed, half-configured, ...; always installed of an RPM."""
+    held: bool
+    """No upgrade takes another version (`apt-mark hold`)."""
+
+
+class PackageLock(_Fact):
+    """Who installs packages at this moment."""
+
+    file: str
+    """What it has locked."""
+    pid: int | None
+    """None for a process of another container."""
+    process: str | None
+    unit: str | None
+
+
+class DkmsModule(_Fact):
+    """A kernel module of NVIDIA's that DKMS builds."""
+
+    name: str
+    version: str
+    kernel: str | None
+    """None while it was built for none."""
+    state: str
+    """added, built or installed."""
+
+
+class VendorImage(_Fact):
+    """An image or a board of NVIDIA's own, which brings its driver with it."""
+
+    kind: Literal["dgx", "dgx-spark", "jetson", "gb10"]
+    name: str
+    version: str | None
+
+
+class DriverInstallation(_Fact):
+    """How the NVIDIA driver is installed, and what an installation of it would meet."""
+
+    manager: Literal["apt", "dnf"] | None
+    packages: tuple[Package, ...]
+    """Those with the driver, DKMS and kernels' metapackages."""
+    broken: tuple[Package, ...]
+    """Packages of any kind whose installation did not end."""
+    lock: PackageLock | None
+    components: tuple[str, ...]
+    """Components of apt's archives, such as `main` and `contrib`."""
+    unattended_upgrades: bool | None
+    """Whether packages are upgraded without anybody asking for it."""
+    dkms: tuple[DkmsModule, ...]
+    loaded: tuple[str, ...]
+    """Of nvidia, nouveau, nova_core, nvgpu and amdgpu, the kernel modules that are loaded."""
+    library_version: str | None
+    """Of libcuda on the disk: the version that is installed, whatever is loaded."""
+    runfile: bool
+    """NVIDIA's own installer (the .run file) installed a driver."""
+    secure_boot: bool | None
+    """The kernel loads signed modules alone."""
+    signing_certificate: str | None
+    """The file that holds the certificate which DKMS signs modules with."""
+    signing_enrolled: bool | None
+    """The firmware trusts it; None: not known, or there is none."""
+    next_kernel: str | None
+    """What the next boot starts; None: not known."""
+    initramfs: Literal["update-initramfs", "dracut"] | None
+    """The program that makes the image which a boot starts from."""
+    vendor: VendorImage | None
 
 
 class Rival(_Fact):
@@ -587,6 +665,17 @@ class Tuned(_Fact):
     """The NIC that is tuned."""
     settings: dict[str, str]
     """By what was set, as plugins/modules/ppdeploy_nic.py names it."""
+
+
+class Tunnelling(_Fact):
+    """What the node can do about an encrypted fabric, and what it has of it."""
+
+    kernel: bool
+    """The kernel has WireGuard: loaded, built in, or as a module that it can load."""
+    tun: bool
+    """/dev/net/tun is there, by which a program makes a tunnel."""
+    public_key: str | None
+    """Of the private key that apply made on the node; None where there is none."""
 
 
 class NodeFacts(_Fact):
@@ -630,11 +719,15 @@ class NodeFacts(_Fact):
     """One for each of the `files` asked for; None when it does not exist."""
     venvs: tuple[Venv, ...]
     models: tuple[ModelFolder, ...]
+    driver: DriverInstallation | None = None
+    """None: not asked for (the pipeline runs on cpu), or not known."""
     kernels: tuple[Kernel, ...] | None = None
     """None here and below: not known."""
     rivals: tuple[Rival, ...] | None = None
     tuned: Tuned | None = None
     """What nic_tuning found before it set anything; None: it set nothing."""
+    tunnel: Tunnelling | None = None
+    """None: not known."""
     firewalls: tuple[str, ...] | None = None
     """Units that filter packets and are active, such as `ufw.service`."""
 

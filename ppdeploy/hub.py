@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ppdeploy.errors import InputError
 from ppdeploy.manifest import Manifest, ManifestFile, is_safe_path, needed_files
+from ppdeploy.unanswered import unanswered
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -71,6 +72,15 @@ class HubRepository:
             raise self._told(exc) from exc
         return Path(local).read_bytes()
 
+    def fetch(self, path: str, commit: str, folder: Path) -> None:
+        """Download a file of a commit into a folder, going on with what an earlier call left of it."""
+        try:
+            huggingface_hub.hf_hub_download(
+                self._repo, path, revision=commit, endpoint=self._endpoint, token=self._token, local_dir=folder
+            )
+        except Exception as exc:  # as above
+            raise self._told(exc) from exc
+
     def _told(self, exc: Exception) -> InputError:
         """Return the client's error as one sentence with the next step."""
         # `errors` is loaded with HfApi, which was used before anything could fail.
@@ -81,6 +91,7 @@ class HubRepository:
         status = getattr(getattr(cause, "response", None), "status_code", None)
         page = f"{self._endpoint}/{self._repo}"
         no_token = "" if self._token else " and no token was given"
+        silent, remedy_of_silent = unanswered(cause, "ppdeploy_hf_endpoint, or give the model as a folder")
         # The most special class comes first: they derive from one another.
         sentences: tuple[tuple[bool, str, str], ...] = (
             (
@@ -116,8 +127,8 @@ class HubRepository:
             (status is not None, f"the hub answered HTTP {status}", f"check {self._endpoint} and try again"),
             (
                 True,
-                f"the hub at {self._endpoint} did not answer ({type(cause).__name__})",
-                "check the controller's network and ppdeploy_hf_endpoint, or give the model as a folder",
+                f"the hub at {self._endpoint} {silent}",
+                remedy_of_silent,
             ),
         )
         what, remedy = next((what, remedy) for fits, what, remedy in sentences if fits)

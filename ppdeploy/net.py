@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ppdeploy.paths import kept_dir
 from ppdeploy.plan.measured import MeasuredLink, negotiated_mbit
 from ppdeploy.plan.network import TCP_GOODPUT
-from ppdeploy.plan.types import NodePlan, Outlook, PipelinePlan
+from ppdeploy.plan.types import Fabric, NodePlan, Outlook, PipelinePlan
 from ppdeploy.plan.words import measured_text
 
 NET_SCHEMA = 1
@@ -91,6 +91,9 @@ class Way(_Frozen):
     latency: Latency | None = None
     one_flow: Throughput | None = None
     many_flows: Throughput | None = None
+    wire: Throughput | None = Field(
+        default=None, description="as many_flows, beside the tunnel; None: not measured, or there is no tunnel"
+    )
     handoffs: tuple[Handoff, ...] = ()
     verdict: Literal["ready", "slow", "blocked"] | None = Field(description="None: it was not measured")
     reason: str
@@ -104,6 +107,13 @@ class Way(_Frozen):
             return max(runs)
         largest = next((one for one in reversed(self.handoffs) if one.p50_seconds), None)
         return 8 * largest.bytes / largest.p50_seconds / 1e6 if largest and largest.p50_seconds else None
+
+    @property
+    def encryption_cost(self) -> float | None:
+        """Return the share of the wire's throughput that the tunnel takes; None where one of both was not measured."""
+        if not self.wire or not self.many_flows or not self.wire.mbit:
+            return None
+        return max(0.0, 1 - self.many_flows.mbit / self.wire.mbit)
 
     @property
     def one_way_seconds(self) -> float | None:
@@ -155,6 +165,17 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
     return found
 
 
+def ends(pipeline: PipelinePlan) -> dict[str, Fabric]:
+    """Return where each node is measured: in the tunnel where all have it open, else where packets pass already."""
+    closed = _closed(pipeline)
+    return {node.host: node.wire if closed else node.fabric for node in pipeline.nodes}
+
+
+def _closed(pipeline: PipelinePlan) -> list[str]:
+    """Return the hosts on which the planned tunnel is not open yet."""
+    return [node.host for node in pipeline.nodes if node.tunnel and not node.tunnel.open]
+
+
 def probe_limit(count: int, seconds: int) -> int:
     """Return after how many seconds a handoff probe over `count` nodes is ended."""
     return MEET_SECONDS + max(len(rounds(count)), 1) * 2 * (2 * seconds + 25)
@@ -162,25 +183,33 @@ def probe_limit(count: int, seconds: int) -> int:
 
 def whole_limit(count: int, seconds: int) -> int:
     """Return after how many seconds all that a test started ends by itself, whatever became of whoever began it."""
-    # Four runs of iperf3 and a ping for each round, Ansible's way between them, and the probe.
-    return 120 + len(rounds(count)) * (4 * (seconds + 8) + 30) + probe_limit(count, seconds)
+    # Four runs of iperf3, two more beside a tunnel, and a ping for each round, Ansible's way between, and the probe.
+    return 120 + len(rounds(count)) * (6 * (seconds + 8) + 30) + probe_limit(count, seconds)
 
 
 def node_request(pipeline: PipelinePlan, node: NodePlan, present: Sequence[str], seconds: int) -> dict[str, Any]:
     """Return what the play asks of one node; `present` are the hosts that still take part."""
     names = [one.host for one in pipeline.nodes]
-    addresses = {one.host: one.fabric.address for one in pipeline.nodes}
+    addresses = {host: end.address for host, end in ends(pipeline).items()}
+    wires = {one.host: one.wire.address if one.tunnel and not _closed(pipeline) else "" for one in pipeline.nodes}
     there = [name for name in names if name in present]
     bare = [one.host for one in pipeline.nodes if one.work.install_venv and one.host in there]
     return {
         "pipeline": pipeline.name,
-        "address": node.fabric.address,
-        "peers": list(node.peers),
+        "address": addresses[node.host],
+        "peers": [addresses[name] for name in names if name != node.host],
+        # Beside the tunnel; empty: there is none to compare with.
+        "wire": wires[node.host],
+        "wire_peers": [wires[name] for name in names if name != node.host and wires[name]],
         # In each round the first of a pair is the client; the other one only listens.
         "rounds": [
             next(
-                ({"peer": names[b], "address": addresses[names[b]]} for a, b in pairs if names[a] == node.host),
-                {"peer": "", "address": ""},
+                (
+                    {"peer": names[b], "address": addresses[names[b]], "wire": wires[names[b]]}
+                    for a, b in pairs
+                    if names[a] == node.host
+                ),
+                {"peer": "", "address": "", "wire": ""},
             )
             for pairs in rounds(len(names))
         ],
@@ -199,8 +228,15 @@ def node_request(pipeline: PipelinePlan, node: NodePlan, present: Sequence[str],
             "seconds": 2 * seconds,
         },
         "probe_limit": probe_limit(len(there), seconds),
-        "probe_problem": f"no handoffs: vLLM is not installed on {', '.join(bare)} (`ppdeploy apply`)" if bare else "",
+        "probe_problem": _probe_problem(bare, _closed(pipeline)),
     }
+
+
+def _probe_problem(bare: Sequence[str], closed: Sequence[str]) -> str:
+    """Return why handoffs cannot be measured: they go as the ranks' do, through the tunnel where one is planned."""
+    if bare:
+        return f"no handoffs: vLLM is not installed on {', '.join(bare)} (`ppdeploy apply`)"
+    return f"no handoffs: the tunnel is not open on {', '.join(closed)} (`ppdeploy apply`)" if closed else ""
 
 
 # ---- the verdict
@@ -224,7 +260,9 @@ def judge(
         for receiver in pipeline.nodes
         if sender.host != receiver.host
     )
-    notes = list(dict.fromkeys(_notes(seen, lost, names)))
+    closed = _closed(pipeline)
+    beside = [f"the tunnel is not open on {', '.join(closed)}, so this is the wire without it"] if closed else []
+    notes = list(dict.fromkeys((*beside, *_notes(seen, lost, names))))
     verdicts = {way.verdict for way in ways}
     return PipelineNet(
         pipeline=pipeline.name,
@@ -263,6 +301,7 @@ def _runs(seen: Mapping[str, Mapping[str, Any]], flows: int) -> dict[tuple[str, 
                     "ping": pair.get("ping") or {},
                     "one": {**one, "flows": 1},
                     "many": {**many, "flows": flows},
+                    "wire": {**told.get(f"{side}_wire", {}), "flows": flows},
                     "problem": pair.get("problem") or "",
                     # A connection that cannot be made ends the pair, so the way back has no run of its own then.
                     "failed": one.get("error") or many.get("error") or "",
@@ -298,12 +337,13 @@ def _way(
     way = Way(
         sender=sender.host,
         receiver=receiver.host,
-        addresses=(sender.fabric.address, receiver.fabric.address),
+        addresses=(ends(pipeline)[sender.host].address, ends(pipeline)[receiver.host].address),
         negotiated_mbit=negotiated_mbit(sender.fabric, receiver.fabric),
         next=receiver.node_rank == sender.node_rank + 1,
         latency=_latency(run.get("ping") or {}),
         one_flow=_throughput(run.get("one") or {}),
         many_flows=_throughput(run.get("many") or {}),
+        wire=_throughput(run.get("wire") or {}),
         verdict=None,
         reason="",
     )
@@ -345,6 +385,10 @@ def _handoff(way: Way, line: Mapping[str, Any]) -> Handoff:
     )
 
 
+_LESS = (
+    "encryption is the limit: let the kernel do it (ppdeploy_fabric_encryption: wireguard), set a larger ppdeploy_mtu, "
+    "or give the fabric a network of its own and set none"
+)
 _LOOK = "look at cable, switch port and both NICs (`ethtool NIC`), then run `ppdeploy net` again"
 
 
@@ -400,6 +444,9 @@ def _short(way: Way, rate: float, *, cuda: bool) -> tuple[Literal["slow"], str, 
     if rate < enough:
         again = max((run.retransmits or 0 for run in (way.one_flow, way.many_flows) if run), default=0)
         sent_again = f", {again:,} segment{'s were' if again > 1 else ' was'} sent again" if again else ""
+        if way.wire and way.wire.mbit >= enough:
+            wire = f"{measured_text(rate)} through the tunnel and {measured_text(way.wire.mbit)} beside it"
+            return "slow", wire, _LESS
         return "slow", f"{measured_text(rate)} of {measured_text(way.negotiated_mbit)} negotiated{sent_again}", _LOOK
     if way.one_flow and way.one_flow.mbit < enough:
         several = way.many_flows.flows if way.many_flows else 0

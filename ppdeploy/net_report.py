@@ -97,6 +97,8 @@ def _pipeline(one: PipelineNet, time: str) -> Iterator[RenderableType]:
     yield _matrix(one)
     yield ""
     yield _ways(one)
+    for line in encryption_lines(one):
+        yield Text(f"  {line}")
     for told, text in findings(one):
         yield Text.assemble("  ", (told or "unknown", STYLES[told]), f": {text}")
     shown = [way for way in one.ways if way.handoffs and way.next] or [way for way in one.ways if way.handoffs][:1]
@@ -106,6 +108,16 @@ def _pipeline(one: PipelineNet, time: str) -> Iterator[RenderableType]:
     if one.sentence:
         yield ""
         yield Text(one.sentence, "bold")
+
+
+def encryption_lines(one: PipelineNet) -> Iterator[str]:
+    """Yield what encryption costs each way: several connections through the tunnel, against as many beside it."""
+    for way in one.ways:
+        cost = way.encryption_cost
+        if cost is not None and way.wire and way.many_flows:
+            through, beside = measured_text(way.many_flows.mbit), measured_text(way.wire.mbit)
+            told = f"{cost:.0%}: {through}, and {beside} beside the tunnel"
+            yield f"encryption costs from {way.sender} to {way.receiver} {told}"
 
 
 def findings(one: PipelineNet) -> Iterator[tuple[str | None, str]]:

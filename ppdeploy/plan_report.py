@@ -12,7 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from ppdeploy.bench_report import refinement_text, seconds_text, speed_text
-from ppdeploy.plan.types import Model, Outlook, PipelinePlan, Plan, Speed, StageLink, StageMemory, TuningPlan
+from ppdeploy.plan.driver import driver_texts
+from ppdeploy.plan.tunnel import keyless
+from ppdeploy.plan.types import (
+    GatewayPlan,
+    Model,
+    Outlook,
+    PipelinePlan,
+    Plan,
+    Speed,
+    StageLink,
+    StageMemory,
+    TuningPlan,
+)
 from ppdeploy.plan.words import gib_text, measured_text, rate_text
 from ppdeploy.render import file_path, stages_text
 from ppdeploy.report import SHORT_DIGEST, findings_report, plain_table, work_text
@@ -172,12 +184,33 @@ def plan_report(plan: Plan, *, verbose: bool = False) -> Iterator[RenderableType
         if verbose:
             yield _nodes(pipeline)
             yield from _fabric(pipeline)
+            yield from _drivers(pipeline)
             yield from _not_tuned(pipeline)
             yield from _what_runs(pipeline)
         yield from findings_report(pipeline.findings)
         yield ""
+    yield from _gateways(plan, verbose=verbose)
     if not verbose:
         yield "command lines, environment and files: ppdeploy plan --verbose"
+
+
+def _gateways(plan: Plan, *, verbose: bool) -> Iterator[RenderableType]:
+    """Yield the gateways on hosts that are no heads."""
+    nodes = [node for one in plan.pipelines for node in one.nodes if node.role == "worker"]
+    of_workers = [_gateway(node.host, node.address, node.gateway) for node in nodes if node.gateway]
+    yield from of_workers
+    for one in plan.gateways:
+        yield _gateway(one.host, one.address, one.gateway)
+        if verbose:
+            yield from (f"  {file.path}" for file in one.files)
+        yield from findings_report(one.findings)
+    if of_workers or plan.gateways:
+        yield ""
+
+
+def _gateway(host: str, address: str, gateway: GatewayPlan) -> Text:
+    heads = [f"{one.pipeline} at {one.address}:{one.port}" for model in gateway.models for one in model.servers]
+    return Text.assemble((f"gateway {host}", "bold"), f"  {gateway.url(address)}  to {', '.join(heads)}")
 
 
 def _title(pipeline: PipelinePlan) -> Text:
@@ -283,9 +316,16 @@ def _work(pipeline: PipelinePlan) -> Iterator[RenderableType]:
     parts = {node.host: gib_text(node.model.bytes) for node in pipeline.nodes if node.model.files is not None}
     for size, hosts in _grouped(parts):
         yield Text(f"files of their own layers alone, {size} of {gib_text(whole)}, on {hosts}")
+    drivers = {node.host: "; ".join(driver_texts(node.driver)) for node in pipeline.nodes}
+    for text, hosts in _grouped({host: text for host, text in drivers.items() if text}):
+        yield Text(f"NVIDIA driver on {hosts}: {text}")
     tuned = {node.host: "; ".join(tuning_texts(node.tuning)) for node in pipeline.nodes}
     for settings, hosts in _grouped({host: text for host, text in tuned.items() if text}):
         yield Text(f"tuned on {hosts}: {settings}")
+    tunnels = [node.tunnel for node in pipeline.nodes if node.tunnel]
+    if tunnels:
+        keys = "; apply makes the keys" if keyless(tunnels) else ""
+        yield Text(f"encrypted by {tunnels[0].kind} in {tunnels[0].network}, over {tunnels[0].wire.network}{keys}")
 
 
 def _grouped(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -326,6 +366,13 @@ def _nodes(pipeline: PipelinePlan) -> Table:
             work_text(node.work),
         )
     return table
+
+
+def _drivers(pipeline: PipelinePlan) -> Iterator[str]:
+    """Yield what is thought of each node's driver, also where nothing is done about it."""
+    for node in pipeline.nodes:
+        if node.driver.action in ("keep", "none"):
+            yield f"  {node.host}: NVIDIA driver: {node.driver.reason}"
 
 
 def _fabric(pipeline: PipelinePlan) -> Iterator[str]:

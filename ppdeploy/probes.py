@@ -18,7 +18,7 @@ from ppdeploy.facts import NicCounters
 class _Seen(BaseModel):
     """Base of all probes: immutable, no unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ProbeProblem(_Seen):

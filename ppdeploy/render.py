@@ -16,20 +16,40 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ppdeploy.facts import FileState, NodeFacts, PipelineState
+from ppdeploy.gateway_text import gateway_values
 from ppdeploy.paths import data_root
 from ppdeploy.plan.build import GENERIC_UNIT, RELEASE_FILES, ROOT, UNIT_DIR
+from ppdeploy.plan.firewall import RULES
 from ppdeploy.plan.tuning import CONFIG, SCRIPT
-from ppdeploy.plan.types import NodePlan, PipelinePlan, Plan, PlannedFile, Work
+from ppdeploy.plan.tunnel import PEERS, PRIVATE_KEY
+from ppdeploy.plan.types import (
+    DriverPlan,
+    FirewallPlan,
+    GatewayHostPlan,
+    NodePlan,
+    PipelinePlan,
+    Plan,
+    PlannedFile,
+    TunnelPlan,
+    Work,
+)
 
 AGENT_FILE = "/opt/ppdeploy/agent/agent.pyz"
 """The packed agent on every node. The rank's unit names it too, so it never moves."""
 
 AGENT_RUN_FOLDER = "/run/ppdeploy-agent"
 
+MOST_GPUS = 16
+"""GPUs of one host that the agent may ask nvidia-smi for."""
+
 FENCE_SECONDS = 60
 """A rank whose agent has shown no life for this long is ended by the fence."""
 
 MANAGED = "Written by ppdeploy; changes are overwritten by the next apply."
+
+
+NO_KEY = "(made-by-apply)"
+"""What stands for the public key of a node that has none yet."""
 
 
 @lru_cache(maxsize=1)
@@ -82,6 +102,21 @@ def render_node(plan: Plan, host: str) -> dict[str, str]:
     return texts
 
 
+def render_host(plan: Plan, host: str) -> dict[str, str]:
+    """Return the text of every file of a host of the plan, a node or a gateway, by its absolute path."""
+    outside = plan.outside(host)
+    if outside is None:
+        return render_node(plan, host)
+    values = gateway_host_values(outside)
+    return {file.path: render(file.template, values) for file in outside.files}
+
+
+def gateway_host_values(plan: GatewayHostPlan) -> dict[str, Any]:
+    """Return the `node` variable of the templates for a gateway outside of all pipelines."""
+    pipelines = [server.pipeline for model in plan.gateway.models for server in model.servers]
+    return {"managed": MANAGED, "pipeline": ", ".join(pipelines), "gateway": gateway_values(plan.gateway)}
+
+
 def render(template: str, values: Mapping[str, Any]) -> str:
     """Render one template with its one variable, `node`."""
     return _jinja(data_root() / "templates").get_template(template).render(node=values)
@@ -114,6 +149,10 @@ def template_values(pipeline: PipelinePlan, node: NodePlan, release: str | None 
         **_file_values(pipeline, node),
         **agent_values(pipeline, node),
         "tuning": tuning_values(node),
+        **({"gateway": gateway_values(node.gateway)} if node.gateway else {}),
+        "driver": driver_values(node.driver),
+        **({"firewall": firewall_values(node.firewall)} if node.firewall else {}),
+        **({"tunnel": tunnel_values(node.tunnel)} if node.tunnel else {}),
         "release_json": release_json(pipeline) if release is None else release,
     }
 
@@ -136,6 +175,10 @@ def agent_values(pipeline: PipelinePlan, node: NodePlan) -> dict[str, Any]:
         "fence_file": f"{AGENT_FILE.rsplit('/', 1)[0]}/fence.sh",
         "fence_seconds": FENCE_SECONDS,
         "rank_unit": node.unit,
+        "agent_ip_allow": " ".join(("localhost", *agent.clients)),
+        "gpus": agent.device == "cuda",
+        # What nvidia-smi opens: the GPUs, and the node that is for all of them (major 195 is NVIDIA's for ever).
+        "gpu_devices": [f"/dev/char/195:{minor}" for minor in (*range(MOST_GPUS), 255)],
         "run_folder": AGENT_RUN_FOLDER,
     }
 
@@ -159,6 +202,56 @@ def tuning_values(node: NodePlan) -> dict[str, Any]:
         # nvidia-smi loads the driver's module where nothing has done so yet.
         "capabilities": "CAP_NET_ADMIN CAP_SYS_ADMIN" if "gpu_persistence" in wanted else "CAP_NET_ADMIN",
     }
+
+
+def firewall_values(plan: FirewallPlan) -> dict[str, Any]:
+    """Return what the templates of the firewall print, as `node.firewall`."""
+    return {
+        "rules": RULES,
+        "interface": plan.interface,
+        "peers": ", ".join(plan.peers),
+        "wire": plan.wire,
+        "wire_peers": ", ".join(plan.wire_peers),
+        "agent_port": plan.agent_port,
+        # An agent of a lone host without watchers is asked over loopback alone, which was let through before.
+        "agent_clients": ", ".join(plan.agent_clients or ("127.0.0.0/8",)),
+        "closed": ", ".join(plan.closed),
+        "ephemeral": plan.ephemeral,
+        "shut": f'{{ "{plan.interface}", "{plan.wire}" }}' if plan.wire else f'"{plan.interface}"',
+    }
+
+
+def tunnel_values(plan: TunnelPlan) -> dict[str, Any]:
+    """Return what the template of the tunnel prints, as `node.tunnel`."""
+    return {
+        "interface": plan.interface,
+        "address": f"{plan.address}/{plan.ip_network.prefixlen}",
+        "mtu": plan.mtu,
+        "port": plan.port,
+        "public_key": plan.public_key or NO_KEY,
+        "private_key": PRIVATE_KEY,
+        "peers_file": PEERS,
+        "user_space": plan.kind == "wireguard-go",
+        "wire": f"{plan.wire.interface}, {plan.wire.address} in {plan.wire.network}",
+        "wire_network": plan.wire.network,
+        "peers": [
+            {
+                "host": peer.host,
+                "key": peer.public_key or NO_KEY,
+                "endpoint": f"{peer.endpoint}:{plan.port}",
+                "allowed": f"{peer.address}/32",
+            }
+            for peer in plan.peers
+        ],
+    }
+
+
+def driver_values(plan: DriverPlan) -> dict[str, Any]:
+    """Return what the templates of the driver print, as `node.driver`."""
+    # On Ubuntu, NVIDIA's packages end with ubuntu1 and Canonical's of the same branch do not.
+    pin = f"{plan.branch}.*ubuntu1" if plan.platform.startswith("ubuntu") else f"{plan.branch}.*"
+    key = f"file://{plan.key}" if plan.manager == "dnf" and plan.mirror else plan.key
+    return {"branch": plan.branch, "pin": pin, "repository": plan.repository, "key": key}
 
 
 def sidecar_values(node: NodePlan, name: str) -> dict[str, Any]:

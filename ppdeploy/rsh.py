@@ -43,7 +43,9 @@ def push_argv(source: str, destination: str, connection: Mapping[str, object]) -
     """
     plugin = _text(connection, "connection") or "ssh"
     host = _text(connection, "host")
-    argv = ["rsync", "--files-from=-", "--copy-links", "--append-verify", "--timeout=300", "--chmod=D0755,F0644"]
+    # The mode is set last, which tells the node that a file is whole.
+    argv = ["rsync", "--files-from=-", "--copy-links", "--append-verify", "--perms", "--chmod=D0755,F0644"]
+    argv.append("--timeout=300")
     source, destination = f"{source.rstrip('/')}/", f"{destination.rstrip('/')}/"
     if plugin in _LOCAL:
         return [*argv, source, destination]

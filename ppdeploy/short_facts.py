@@ -33,16 +33,18 @@ from ppdeploy.facts import (
     PathSpace,
     Python,
     Sysctl,
+    Tunnelling,
     User,
     load_facts,
 )
-from ppdeploy.plan.gpus import MIB, cards
+from ppdeploy.plan.gpus import MIB, cards, nearest_card
 from ppdeploy.spec import Spec
 from ppdeploy.spec.plain import shown
 
 ASSUMED = (
     "Debian 12 on x86-64, run as root, with Python 3.11, rsync and systemd",
     "NVIDIA driver 580 with CUDA 13, idle GPUs, nothing listening on our ports",
+    "a kernel with WireGuard, for ppdeploy_fabric_encryption",
     "1 TiB free on the disk, 64 GiB of memory unless said",
     "one NIC on one subnet that all hosts share; 1 Gbit/s unless said",
 )
@@ -185,10 +187,12 @@ def make_gpu(index: int, text: str, where: str) -> Gpu:
         )
     rows = cards(name)
     if not rows and not asked:
+        near = nearest_card(name)
         raise InputError(
             f"the GPU {text!r} is not in ppdeploy's table",
             where=where,
-            remedy=f"write its memory behind it, as in '{text} 24 GiB', and set ppdeploy_gpu_bandwidth_gbs and "
+            remedy=(f"write {near}; or, where it is another card, " if near else "")
+            + f"write its memory behind it, as in '{text} 24 GiB', and set ppdeploy_gpu_bandwidth_gbs and "
             "ppdeploy_gpu_bf16_tflops in the inventory",
         )
     memory = asked
@@ -299,4 +303,5 @@ def make_facts(host: str, number: int, said: ShortFacts, nic: Nic, gpus: Sequenc
         files={},
         venvs=(),
         models=(),
+        tunnel=Tunnelling(kernel=True, tun=True, public_key=None),
     )

@@ -13,6 +13,9 @@ from ppdeploy.plan.types import PipelinePlan
 LEAST_HANDOFF_BYTES = 1000
 """Fabric bytes that the requests must have moved at the least; one decode step of the tiniest model needs more."""
 
+GATEWAY = "gateway"
+"""Id of the one check that is not of the release: to go back to the last one would not mend a gateway."""
+
 
 class Check(BaseModel):
     """One thing the smoke test looked at."""
@@ -38,6 +41,11 @@ class SmokeReport(BaseModel):
     ready_seconds: float | None = None
     journals: dict[str, tuple[str, ...]] = {}
 
+    @property
+    def serves(self) -> bool:
+        """Whether the pipeline serves, whatever becomes of requests on their way through the gateway."""
+        return all(check.ok for check in self.checks if check.id != GATEWAY)
+
     def failures(self) -> list[str]:
         """Return what failed, one sentence each."""
         return [f"{check.id}: {check.detail}" for check in self.checks if not check.ok]
@@ -50,11 +58,13 @@ def judge(
     ask: Mapping[str, Any],
     before: Mapping[str, Mapping[str, Any]],
     after: Mapping[str, Mapping[str, Any]],
+    gateway: Mapping[str, Any] | None = None,
 ) -> SmokeReport:
     """Judge one pipeline.
 
     `wait` and `ask` are what the module returned on the head (`ask` is empty when the API never became ready);
-    `before` and `after` hold what `observe` returned for each host of the pipeline.
+    `gateway` is what it returned of the head's gateway, where there is one; `before` and `after` hold what `observe`
+    returned for each host of the pipeline.
     """
     checks = [_ready(wait)]
     tokens_per_second = None
@@ -70,6 +80,8 @@ def judge(
         together, tokens_per_second = _together(ask)
         checks.append(together)
         completion = _text(answers["completion"])
+        if gateway and gateway.get("installed"):
+            checks.append(_gateway(gateway, pipeline.served_model_name))
     checks += [_pp_rank(pipeline, host, seen) for host, seen in after.items()]
     if ask.get("answers") and len(pipeline.nodes) > 1:
         checks += [_traffic(host, before.get(host, {}), after[host]) for host in after]
@@ -198,6 +210,20 @@ def _together(ask: Mapping[str, Any]) -> tuple[Check, float | None]:
     tokens = sum(body["usage"]["completion_tokens"] for body in bodies)
     rate = tokens / ask["together_seconds"]
     return Check(id="concurrent", ok=True, detail=f"{len(answers)} at once, {rate:.1f} tokens/s together"), rate
+
+
+def _gateway(seen: Mapping[str, Any], model: str) -> Check:
+    """Without a key nothing, with one the model and its text."""
+    if seen.get("problem"):
+        return Check(id=GATEWAY, ok=False, detail=f"HAProxy on the head does not answer: {seen['problem']}")
+    answers = seen["answers"]
+    refused = answers["refused"]
+    if refused.get("status") != 401:
+        return Check(id=GATEWAY, ok=False, detail=f"a request without a key is not refused: {_said(refused)}")
+    models, completion = _models(answers["models"], model), _completion(GATEWAY, answers["completion"])
+    if not completion.ok or models.ok:
+        return completion
+    return models.model_copy(update={"id": GATEWAY})
 
 
 def _pp_rank(pipeline: PipelinePlan, host: str, seen: Mapping[str, Any]) -> Check:

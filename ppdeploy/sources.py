@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder on the controller, or a repository of a Hugging Face hub."""
+"""Where a model comes from: a folder on the controller, a repository of a Hugging Face hub, or a plain web server."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ppdeploy.bundle.content import check_model
 from ppdeploy.errors import InputError
 from ppdeploy.hub import COMMIT, HubRepository
 from ppdeploy.manifest import (
@@ -20,6 +22,7 @@ from ppdeploy.manifest import (
     is_weight_file,
     needed_files,
 )
+from ppdeploy.mirror import SUMS, Mirror
 from ppdeploy.model import Loading, ModelShape, Tensor, parse_config, parse_json, tensors_of
 from ppdeploy.model.places import FilePlace, file_places
 from ppdeploy.paths import cache_dir
@@ -41,11 +44,13 @@ class ModelSource(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["folder", "hub"]
+    kind: Literal["folder", "hub", "mirror"]
     name: str = Field(description="short name for folders on nodes: the repository's or the folder's own")
-    location: str = Field(description="folder: its absolute path on the controller; hub: the repository's id")
-    endpoint: str | None = Field(description="hub: its address; None for a folder")
-    commit: str | None = Field(description="hub: the commit that everything is fetched at; None for a folder")
+    location: str = Field(
+        description="folder: its absolute path on the controller; hub: the repository's id; mirror: its address"
+    )
+    endpoint: str | None = Field(description="hub: its address; None otherwise")
+    commit: str | None = Field(description="hub: the commit that everything is fetched at; None otherwise")
     shape: ModelShape
     manifest: Manifest
     places: dict[str, FilePlace] = Field(
@@ -65,18 +70,22 @@ def resolve_source(
     token: str | None = None,
     *,
     allow_no_weights: bool = False,
+    allow_pickle: bool = False,
     loading: Loading | None = None,
 ) -> ModelSource:
     """Find the model that `ppdeploy_model` names and read what the plan needs of it.
 
     `model` is a folder on the controller when it starts with / ./ ../ or ~ (relative to `base_dir`, the
-    inventory folder), else a hub's repository id. `revision` is a branch, tag or commit of the repository.
+    inventory folder), a folder on a web server when it is an http or https address, else a hub's repository id.
+    `revision` is a branch, tag or commit of the repository.
     `endpoint` is the hub's address (default: HF_ENDPOINT, else the public hub), `token` a hub token (default:
     HF_TOKEN), which goes to the hub only. `allow_no_weights` accepts a checkpoint without weight files, for
-    vLLM's dummy weights. `loading` is what vLLM is told to change of the checkpoint while it loads it.
+    vLLM's dummy weights, `allow_pickle` weights that can run code when they are loaded. `loading` is what vLLM is
+    told to change of the checkpoint while it loads it.
 
     Raises InputError, one sentence, for a model that is absent, incomplete, unreadable or out of reach.
     """
+    allowed = _Allowed(no_weights=allow_no_weights, pickle=allow_pickle)
     if model.startswith(("/", "./", "../", "~")) or model in (".", ".."):
         if revision is not None:
             raise InputError(
@@ -84,7 +93,9 @@ def resolve_source(
                 where=f"ppdeploy_model_revision = {revision}",
                 remedy="remove ppdeploy_model_revision, or name a hub repository in ppdeploy_model",
             )
-        return _from_folder(model, base_dir, allow_no_weights, loading)
+        return _from_folder(model, base_dir, allowed, loading)
+    if model.startswith(("http://", "https://")):
+        return _from_mirror(model, allowed, loading or Loading())
     if not _REPO_ID.fullmatch(model) or ".." in model or "--" in model:
         raise InputError(
             "the model is neither a hub repository (owner/name) nor a folder (starts with /, ./, ../ or ~)",
@@ -93,10 +104,10 @@ def resolve_source(
         )
     endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
     token = token or os.environ.get("HF_TOKEN") or None
-    return _from_hub(model, revision, endpoint, token, allow_no_weights, loading or Loading())
+    return _from_hub(model, revision, endpoint, token, allowed, loading or Loading())
 
 
-def _from_folder(model: str, base_dir: Path, allow_no_weights: bool, loading: Loading | None) -> ModelSource:
+def _from_folder(model: str, base_dir: Path, allowed: _Allowed, loading: Loading | None) -> ModelSource:
     try:
         folder = (base_dir / Path(model).expanduser()).resolve()
     except RuntimeError as exc:
@@ -113,7 +124,7 @@ def _from_folder(model: str, base_dir: Path, allow_no_weights: bool, loading: Lo
             where=where,
             remedy="give the folder of a Hugging Face checkpoint",
         )
-    _check_weights(paths, where, allow_no_weights)
+    _check_weights(paths, where, allowed)
     for path in paths:
         if path.endswith(".safetensors.index.json") and "/" not in path:
             _check_index(_read(folder / path), paths, str(folder / path))
@@ -133,6 +144,7 @@ def _from_folder(model: str, base_dir: Path, allow_no_weights: bool, loading: Lo
         loading=loading,
     )
     manifest = folder_manifest(folder, paths)
+    check_model(folder, manifest)
     return ModelSource(
         kind="folder",
         name=_short_name(_folder_name(folder)),
@@ -176,8 +188,24 @@ def _short_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:80] or "model"
 
 
-def _check_weights(paths: Iterable[str], where: str, allow_no_weights: bool) -> None:
-    if not allow_no_weights and not any(is_weight_file(path) for path in paths):
+@dataclass(frozen=True)
+class _Allowed:
+    """What a checkpoint may be like: without weights (`no_weights`), with weights that can run code (`pickle`)."""
+
+    no_weights: bool
+    pickle: bool
+
+
+def _check_weights(paths: Iterable[str], where: str, allowed: _Allowed) -> None:
+    weights = [path for path in paths if is_weight_file(path)]
+    pickles = [path for path in weights if not path.endswith(".safetensors")]
+    if pickles and not allowed.pickle:
+        raise InputError(
+            f"the model's weights are not safetensors ({pickles[0]}): loading them can run code that they hold",
+            where=where,
+            remedy="take a model in safetensors, or set ppdeploy_allow_pickle_weights: true if you trust who made it",
+        )
+    if not allowed.no_weights and not weights:
         raise InputError(
             "the model has no weight files (*.safetensors)",
             where=where,
@@ -246,14 +274,14 @@ def _end_of(tensor: Any) -> int:
 
 
 def _from_hub(
-    repo: str, revision: str | None, endpoint: str, token: str | None, allow_no_weights: bool, loading: Loading
+    repo: str, revision: str | None, endpoint: str, token: str | None, allowed: _Allowed, loading: Loading
 ) -> ModelSource:
     where = f"ppdeploy_model = {repo}" + (f", ppdeploy_model_revision = {revision}" if revision else "")
     if revision and COMMIT.fullmatch(revision):
         # A commit never changes, so one that was read once needs no hub: plans work while it is away.
         known = _read_known(repo, revision, endpoint, loading)
         if known is not None:
-            _check_weights((file.path for file in known.manifest.files), where, allow_no_weights)
+            _check_weights((file.path for file in known.manifest.files), where, allowed)
             return known
     hub = HubRepository(repo, revision, endpoint, token, where)
     commit, manifest = hub.manifest()
@@ -264,12 +292,8 @@ def _from_hub(
             where=where,
             remedy="name a repository of a transformers model (GGUF-only repositories cannot be served)",
         )
-    _check_weights(paths, where, allow_no_weights)
-    names: dict[str, list[str]] = {}
-    for path in paths:
-        if path.endswith(".safetensors.index.json") and "/" not in path:
-            for tensor, file in _check_index(hub.read(path, commit), paths, f"{path} of {repo}").items():
-                names.setdefault(file, []).append(tensor)
+    _check_weights(paths, where, allowed)
+    names = _index_names(paths, lambda path: (hub.read(path, commit), f"{path} of {repo}"))
     shape = parse_config(
         hub.read("config.json", commit),
         where=f"config.json of {repo}",
@@ -290,6 +314,48 @@ def _from_hub(
     )
     _write_known(source, loading)
     return source
+
+
+def _from_mirror(address: str, allowed: _Allowed, loading: Loading) -> ModelSource:
+    where = f"ppdeploy_model = {address}"
+    mirror = Mirror(address, where)
+    manifest = mirror.manifest()
+    paths = [file.path for file in manifest.files]
+    if "config.json" not in paths:
+        remedy = f"give the address of a Hugging Face checkpoint, all of whose files {SUMS} lists"
+        raise InputError(f"{SUMS} of the mirror names no config.json", where=where, remedy=remedy)
+    _check_weights(paths, where, allowed)
+    names = _index_names(paths, lambda path: (mirror.read(path), f"{address.rstrip('/')}/{path}"))
+    shape = parse_config(
+        mirror.read("config.json"),
+        where=f"{address.rstrip('/')}/config.json",
+        weight_bytes=manifest.weight_bytes,
+        tensor_names={tensor for tensors in names.values() for tensor in tensors},
+        quantization=mirror.read(_NVIDIA_CONFIG) if _NVIDIA_CONFIG in paths else None,
+        loading=loading,
+    )
+    return ModelSource(
+        kind="mirror",
+        name=_short_name(address.rstrip("/").rsplit("/", 1)[-1]),
+        location=address.rstrip("/"),
+        endpoint=None,
+        commit=None,
+        shape=shape,
+        manifest=manifest,
+        places=_places(names, shape),
+    )
+
+
+def _index_names(paths: Iterable[str], read: Callable[[str], tuple[bytes, str]]) -> dict[str, list[str]]:
+    """Return the tensors of each weight file that the indices name; `read` gives the content and place of a file."""
+    names: dict[str, list[str]] = {}
+    listed = list(paths)
+    for path in listed:
+        if path.endswith(".safetensors.index.json") and "/" not in path:
+            text, where = read(path)
+            for tensor, file in _check_index(text, listed, where).items():
+                names.setdefault(file, []).append(tensor)
+    return names
 
 
 def _known_file(repo: str, commit: str, endpoint: str, loading: Loading) -> Path:

@@ -100,11 +100,11 @@ def _with_fabric(case: Case, plan: Plan, pipeline: str | None, rate: int) -> Cas
     """Set the rate of the NICs that the plan chose, and keep to them: another one may now be as fast."""
     facts = dict(case.facts)
     changed = case.spec
-    chosen = {node.host: node.fabric.interface for one in plan.pipelines for node in one.nodes}
+    chosen = {node.host: node.wire.interface for one in plan.pipelines for node in one.nodes}
     for spec in case.spec.pipelines:
         if pipeline not in (None, spec.name):
             continue
-        network = next((node.fabric.network for node in _nodes(plan, spec.name) if node.role == "head"), None)
+        network = next((node.wire.network for node in _nodes(plan, spec.name) if node.role == "head"), None)
         if network and len(_nodes(plan, spec.name)) > 1:
             wants = spec.vars.model_copy(update={"fabric_subnet": IPv4Network(network)})
             changed = _spec(changed, spec.model_copy(update={"vars": wants}))
@@ -222,6 +222,8 @@ def _with_model(case: Case, pipeline: PipelineSpec, text: str, where: str, token
             pipeline.vars.hf_endpoint,
             token,
             allow_no_weights=True,
+            # Nothing is loaded.
+            allow_pickle=True,
             loading=Loading.from_options(pipeline.vars.vllm_args),
         )
     except InputError as error:

@@ -82,9 +82,12 @@ virtual_environment() {
   .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || rm -rf .venv
   [ -d .venv ] || "$python" -m venv .venv
   say "virtual environment: .venv with Python $version (the first time takes a minute)"
-  # Byte code is made of what is really imported, when it is; errors are printed, remarks on caches and mirrors not.
+  # Errors are printed, remarks on caches and mirrors not. Byte code is made on all cores at once, and here: where the
+  # environment says PYTHONDONTWRITEBYTECODE, each later start of a program would compile all that it imports.
+  # What does not compile (packages bring templates and files of other Pythons) is told where it is imported, if ever.
   .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check --no-input \
     --editable '.[test]' --constraint constraints.txt
+  .venv/bin/python -m compileall -q -j 0 .venv/lib > /dev/null || true
   # What `make` compares with pyproject.toml and constraints.txt.
   touch .venv/.made
   say "virtual environment: ready after $((SECONDS - started)) s"

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# On a machine that others use too, the slow moment of a test says nothing of the code.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 _SLOW = tuple(str(Path(__file__).parent / name) for name in ("lab", "faults"))
 

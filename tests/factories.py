@@ -13,6 +13,7 @@ from ppdeploy.facts import (
     Clock,
     Cpu,
     DefaultRoute,
+    DriverInstallation,
     Gpu,
     GpuProcess,
     Identity,
@@ -27,6 +28,7 @@ from ppdeploy.facts import (
     NumaNode,
     NvidiaDriver,
     OperatingSystem,
+    Package,
     PathSpace,
     PciAccelerator,
     Problem,
@@ -264,6 +266,34 @@ def make_facts(
     if not cards and "problems" not in changes:
         values["problems"] = (*problems, Problem(fact="gpus", reason="nvidia-smi is not installed"))
     return NodeFacts(**{**values, **changes})
+
+
+def make_package(name: str, version: str = "580.95.05-1", state: str = "installed", *, held: bool = False) -> Package:
+    """Return a package of a host."""
+    return Package(name=name, version=version, state=state, held=held)
+
+
+def make_installation(**changes: Any) -> DriverInstallation:
+    """Return how the driver of a Debian host is that has NVIDIA's packages, held; `changes` replace fields."""
+    values: dict[str, Any] = {
+        "manager": "apt",
+        "packages": (make_package("linux-image-amd64", "6.1"), make_package("nvidia-open", held=True)),
+        "broken": (),
+        "lock": None,
+        "components": ("contrib", "main"),
+        "unattended_upgrades": True,
+        "dkms": (),
+        "loaded": ("nvidia",),
+        "library_version": "580.95.05",
+        "runfile": False,
+        "secure_boot": False,
+        "signing_certificate": None,
+        "signing_enrolled": None,
+        "next_kernel": None,
+        "initramfs": "update-initramfs",
+        "vendor": None,
+    }
+    return DriverInstallation(**{**values, **changes})
 
 
 def make_cluster(size: int = 2, **options: Any) -> dict[str, NodeFacts]:

@@ -7,9 +7,11 @@ from typing import Any
 
 from ppdeploy.facts import ModelFolder, NicCounters, NodeFacts, PipelineState, UnitState, Venv
 from ppdeploy.plan.checks import NodeSituation, PairSituation, PipelineSituation
+from ppdeploy.plan.driver import plan_driver
 from ppdeploy.plan.types import Fabric
 from ppdeploy.probes import ClockDifference, Connect, DiskSpeed, Listener, NodeProbe, PeerProbe, Ping, Route
-from tests.factories import make_facts
+from ppdeploy.spec import PipelineVars
+from tests.factories import make_facts, make_installation
 
 GIB = 1024**3
 UNIT = "ppdeploy-rank@chat.service"
@@ -39,10 +41,17 @@ def facts_of(number: int = 1, **changes: Any) -> NodeFacts:
         "nics": nics,
         "memory": facts.memory.model_copy(update={"shm_total_bytes": 32 * GIB}),
         "sysctl": facts.sysctl.model_copy(
-            update={"tcp_rmem_max": 6291456, "tcp_wmem_max": 4194304, "arp_ignore": 0, "arp_filter": 0}
+            update={
+                "tcp_rmem_max": 6291456,
+                "tcp_wmem_max": 4194304,
+                "arp_ignore": 0,
+                "arp_filter": 0,
+                "max_user_namespaces": 96364,
+            }
         ),
         "cpu": facts.cpu.model_copy(update={"governor": "schedutil", "scaling_driver": "acpi-cpufreq"}),
         "clock": facts.clock.model_copy(update={"synchronised": True}),
+        "driver": make_installation(),
         "kernels": (),
         "rivals": (),
         "firewalls": (),
@@ -166,7 +175,8 @@ def node(
         "listener": listener,
         "received": RECEIVED,
     }
-    return NodeSituation(**{**values, **changes})
+    wants = PipelineVars(model="./llama", device=changes.get("device", "cuda"))
+    return NodeSituation(**{**values, "driver": plan_driver(facts, wants, "chat"), **changes})
 
 
 def with_nic(number: int = 1, **changes: Any) -> NodeSituation:

@@ -10,7 +10,7 @@ from ppdeploy.manifest import Manifest, ManifestFile
 from ppdeploy.plan import PipelinePlan, Plan
 from ppdeploy.play import make_plan
 from ppdeploy.sources import ModelSource
-from ppdeploy.spec import HostSpec, HostVars, PipelineSpec, PipelineVars, Spec
+from ppdeploy.spec import GatewayHost, HostSpec, HostVars, PipelineSpec, PipelineVars, Spec
 from tests.factories import make_cluster
 from tests.factories_model import make_shape
 
@@ -51,9 +51,10 @@ def make_pipeline_spec(
     )
 
 
-def make_spec(*pipelines: PipelineSpec) -> Spec:
-    """Return the spec of a cluster."""
-    return Spec(cluster="lab", inventory_dir=Path("inventory/lab"), pipelines=pipelines)
+def make_spec(*pipelines: PipelineSpec, gateways: dict[str, str] | None = None) -> Spec:
+    """Return the spec of a cluster; `gateways` are the hosts of the group `gateway` with their addresses."""
+    group = tuple(GatewayHost(name=host, address=address) for host, address in (gateways or {}).items())
+    return Spec(cluster="lab", inventory_dir=Path("inventory/lab"), pipelines=pipelines, gateways=group)
 
 
 def make_complete_plan(

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import re
+import ssl
 import threading
 import urllib.parse
 from dataclasses import dataclass, field
@@ -104,6 +105,8 @@ class HubStandin:
     requests: list[Request] = field(default_factory=list)
     damaged: dict[str, bytes] = field(default_factory=dict)
     """Files for which other content is sent than described, as a broken mirror would."""
+    certificate: Path | None = None
+    """A file with certificate and key, for TLS; None: plain HTTP."""
 
     def __enter__(self) -> Self:
         hub = self
@@ -117,6 +120,11 @@ class HubStandin:
         self._servers = [
             ThreadingHTTPServer((self.bind, port), Handler) for port in (self.port, self.port and self.port + 1)
         ]
+        if self.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate)
+            for server in self._servers:
+                server.socket = context.wrap_socket(server.socket, server_side=True)
         self._threads = [threading.Thread(target=s.serve_forever, args=(0.05,)) for s in self._servers]
         for thread in self._threads:
             thread.start()
@@ -140,7 +148,7 @@ class HubStandin:
 
     def _address(self, which: int) -> str:
         host, port = self._servers[which].server_address[:2]
-        return f"http://{host!s}:{port}"
+        return f"http{'s' if self.certificate else ''}://{host!s}:{port}"
 
     def sent_of(self, name: str) -> int:
         """Bytes of content sent so far of files with this name."""

@@ -24,6 +24,8 @@ TORCH = {
         "from types import SimpleNamespace as _S\n"
         "__version__ = '2.13.0+cpu'\n"
         "version = _S(cuda=None)\n"
+        "cuda = _S(get_arch_list=list)\n"
+        "_C = _S()\n"
         "ops = _S(_C=_S(silu_and_mul=1))\n"
     )
 }

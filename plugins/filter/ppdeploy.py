@@ -33,7 +33,7 @@ try:
     from ppdeploy.net_report import net_lines
     from ppdeploy.paths import data_root
     from ppdeploy.rsh import push_argv
-    from ppdeploy.spec import secret_variable_names
+    from ppdeploy.spec import known_variable_names, secret_variable_names
 except ImportError as error:
     raise AnsibleFilterError(
         f"the Python that runs Ansible ({sys.executable}) cannot load ppdeploy: {error}. "
@@ -64,10 +64,25 @@ def pipelines(hostvars: Any) -> dict[str, list[str]]:
     """Return the groups below `vllm` with their hosts in rank order. Only group names are read, no variables."""
     # The play's `groups` is flat, and ansible-inventory cannot read a vault whose password only the play was given.
     # Which groups lie below `vllm` is known to the inventory object alone, and that has no public way in.
-    top = hostvars._inventory.groups.get("vllm")  # noqa: SLF001
+    groups = hostvars._inventory.groups  # noqa: SLF001  (as said above)
+    top = groups.get("vllm")
     if top is None:
         return {}
     return {str(group.name): [str(host.name) for host in group.get_hosts()] for group in top.child_groups}
+
+
+def gateways(hostvars: Any) -> dict[str, dict[str, Any]]:
+    """Return the hosts of the group `gateway`, each with its address and what it says of the gateway itself."""
+    groups = hostvars._inventory.groups  # noqa: SLF001  (as above)
+    if "gateway" not in groups:
+        return {}
+    names = [name for name in known_variable_names() if name.startswith("ppdeploy_gateway")]
+    found = {}
+    for host in groups["gateway"].get_hosts():
+        own = hostvars[host.name]
+        values = {name: own[name] for name in names if name in own}
+        found[str(host.name)] = {**values, "ansible_host": own.get("ansible_host", str(host.name))}
+    return found
 
 
 def pipeline_of(groups: Mapping[str, list[str]], host: str) -> str:
@@ -155,6 +170,11 @@ def bench_report(plan: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]],
     return {**found, "lines": [*bench_lines(found["runs"]), *found["failures"]]}
 
 
+def gateway_make(secrets: Mapping[str, Any]) -> dict[str, Any]:
+    """Make what a gateway needs of the controller, where it is missing; see `play.make_gateway_secrets`."""
+    return play.make_gateway_secrets(secrets, datetime.now(UTC))
+
+
 def public_names(names: Iterable[str]) -> list[str]:
     """Return the variable names without those of secrets, which no plan may see."""
     secret = secret_variable_names()
@@ -172,10 +192,16 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
         return {
-            "ppdeploy_pipelines": pipelines,
+            "ppdeploy_pipelines": _told(pipelines),
             "ppdeploy_pipeline_of": _told(pipeline_of),
             "ppdeploy_status": status,
             "ppdeploy_logs": logs,
+            "ppdeploy_gateways": gateways,
+            "ppdeploy_gateway_hosts": _told(play.gateway_hosts_of_play),
+            "ppdeploy_gateway_forget": play.forget_gateway,
+            "ppdeploy_gateway_request": _told(play.gateway_request_of_play),
+            "ppdeploy_gateway_keys": _told(play.gateway_keys_of_play),
+            "ppdeploy_gateway_make": _told(gateway_make),
             "ppdeploy_gang_request": _told(play.gang_request_of_play),
             "ppdeploy_public_names": public_names,
             "ppdeploy_pick": pick,
@@ -183,6 +209,7 @@ class FilterModule:
             "ppdeploy_probe_peers": checking.peers_to_probe,
             "ppdeploy_check": _told(check),
             "ppdeploy_facts_request": _told(play.request_of_play),
+            "ppdeploy_drivers": _told(play.drivers_of_play),
             "ppdeploy_plan": _told(play.plan_of_play),
             "ppdeploy_push": _told(push_argv),
             "ppdeploy_bench_report": _told(bench_report),

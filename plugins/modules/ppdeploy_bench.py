@@ -263,6 +263,7 @@ def unit_command(params: dict[str, Any], folder: str) -> list[str]:
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     return [
         *("systemd-run", "--quiet", f"--unit={unit_of(params['pipeline'])}"),

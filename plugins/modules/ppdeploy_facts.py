@@ -53,6 +53,10 @@ options:
     description: Folder that holds the model folders.
     type: str
     default: /var/lib/ppdeploy/models
+  driver:
+    description: Whether to report how the NVIDIA driver is installed, and what an installation of it would meet.
+    type: bool
+    default: false
   peers:
     description: Hosts to report the route to. Nothing is sent to them.
     type: list
@@ -187,6 +191,8 @@ TUNABLE = (
     "net.ipv4.tcp_rmem",
     "net.ipv4.tcp_wmem",
 )
+# Keys of the encrypted fabric (roles/fabric_encryption makes them).
+TUNNEL = "/etc/ppdeploy/tunnel"
 PACING_MODULES = ("sch_fq", "tcp_bbr")
 UNITS = "/etc/systemd/system"
 CONSUMED_TICKET = "/run/ppdeploy-agent/consumed.json"
@@ -211,6 +217,7 @@ CPU_FLAGS = (
 FIREWALLS = ("ufw.service", "firewalld.service", "nftables.service", "iptables.service", "shorewall.service")
 BOOT = "/boot"
 MODULES = "/lib/modules"
+ROOT = "/"  # what has no constant of its own: links to kernels, package databases
 SHARED = "/dev"  # the folder in which shared memory is mounted, as `shm`
 NO_LIMIT = 2**63 - 1  # what stands for systemd's `infinity`
 # linux/ethtool.h and linux/sockios.h.
@@ -592,6 +599,7 @@ def sysctl() -> Facts:
         "tcp_wmem_max": last_number(f"{PROC}/sys/net/ipv4/tcp_wmem"),
         "arp_ignore": read_int(f"{PROC}/sys/net/ipv4/conf/all/arp_ignore"),
         "arp_filter": read_int(f"{PROC}/sys/net/ipv4/conf/all/arp_filter"),
+        "max_user_namespaces": read_int(f"{PROC}/sys/user/max_user_namespaces"),
         "tunable": tunable(),
         "pacing_modules": pacing_modules(),
     }
@@ -607,14 +615,31 @@ def tunable() -> dict[str, str]:
     }
 
 
-def pacing_modules() -> list[str]:
-    """Return those of PACING_MODULES that this kernel has: built in, loaded, or as a file that it can load."""
+def known_modules() -> set[str]:
+    """Return the modules that this kernel has: built in, loaded, or as a file that it can load."""
     folder = f"{MODULES}/{os.uname().release}"
     text = "\n".join(read_or(f"{folder}/{name}") or "" for name in ("modules.dep", "modules.builtin"))
-    known = set(re.findall(r"(?:^|/)([\w-]+)\.ko", text)) | set(list_folder(f"{SYS}/module"))
+    return set(re.findall(r"(?:^|/)([\w-]+)\.ko", text)) | set(list_folder(f"{SYS}/module"))
+
+
+def pacing_modules() -> list[str]:
+    """Return those of PACING_MODULES that this kernel has."""
+    known = known_modules()
     if "bbr" in (read_or(f"{PROC}/sys/net/ipv4/tcp_available_congestion_control") or "").split():
         known.add("tcp_bbr")
     return [name for name in PACING_MODULES if name in known]
+
+
+def tunnel() -> Facts:
+    """Return whether WireGuard can be had here, and the public key of this node where apply made a pair."""
+    public = (read_or(f"{TUNNEL}/public.key") or "").strip()
+    # Without the private one, which nobody reads here, it is of no use: both are made anew.
+    whole = bool(public) and Path(TUNNEL, "private.key").is_file()
+    return {
+        "kernel": "wireguard" in known_modules(),
+        "tun": Path(SHARED, "net", "tun").is_char_device(),
+        "public_key": public if whole else None,
+    }
 
 
 def tuned() -> Facts | None:
@@ -645,6 +670,8 @@ def kernels() -> list[Facts]:
                     # Debian's are named after the driver's branch: nvidia-current.ko, nvidia-tesla-470.ko.
                     "nvidia_module": re.search(r"(^|/)nvidia(-(current|tesla|legacy)[\w-]*)?\.ko", listed, re.MULTILINE)
                     is not None,
+                    # A link that leads nowhere, where the headers were removed.
+                    "headers": Path(f"{MODULES}/{release}/build").exists(),
                 }
             )
     return found
@@ -936,6 +963,216 @@ def nvidia_driver(problems: Problems, cards: list[Facts]) -> Facts | None:
         "cuda_version": problems.guard("nvidia_driver.cuda_version", cuda_version),
         "module_version": module,
     }
+
+
+# ---- the NVIDIA driver's installation ------------------------------------------------------------
+
+DRIVER_MODULES = ("nvidia", "nouveau", "nova_core", "nvgpu", "amdgpu")
+# Names of packages that the decision about the driver looks at; kernels' metapackages name the flavour.
+DRIVER_PACKAGE = re.compile(
+    r"nvidia|^libcuda\d|^cuda-(?:drivers|keyring|repo)|^(?:dkms|epel-release)$|^linux-image-[a-z]|^kernel-core$"
+)
+# What dpkg has nothing left to do for (dpkg(1), package states).
+DPKG_SETTLED = ("installed", "not-installed", "config-files")
+DPKG_LOCKS = (
+    "var/lib/dpkg/lock-frontend",
+    "var/lib/dpkg/lock",
+    "var/cache/apt/archives/lock",
+    "var/lib/apt/lists/lock",
+)
+RPM_LOCKS = ("usr/lib/sysimage/rpm/.rpm.lock", "var/lib/rpm/.rpm.lock")
+# dnf 4 writes the number of its process into them and removes them at its end.
+DNF_PID_FILES = ("var/cache/dnf/metadata_lock.pid", "var/cache/dnf/download_lock.pid", "var/lib/dnf/rpmdb_lock.pid")
+SECURE_BOOT_VARIABLE = "firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+# Where DKMS keeps the certificate that it signs modules with: on Ubuntu, and elsewhere.
+SIGNING_CERTIFICATES = ("var/lib/shim-signed/mok/MOK.der", "var/lib/dkms/mok.pub")
+GB10_DEVICE = "0x2e12"
+
+
+class DriverQuery:
+    """The programs that tell how the driver is installed, running together."""
+
+    def __init__(self) -> None:
+        self.manager = "apt" if find_tool("apt-get") else "dnf" if find_tool("dnf") else None
+        self.listed: Command | None = None
+        if self.manager == "apt":
+            form = "${Package}\t${Version}\t${db:Status-Status}\t${db:Status-Want}\n"
+            self.listed = Command("dpkg-query", "--show", f"--showformat={form}")
+        elif self.manager == "dnf":
+            self.listed = Command("rpm", "-qa", "--queryformat", "%{NAME}\t%{VERSION}-%{RELEASE}\tinstalled\tinstall\n")
+        self.dkms = Command("dkms", "status") if find_tool("dkms") else None
+        self.grubby = Command("grubby", "--default-kernel") if find_tool("grubby") else None
+        paths = (f"{ROOT}{path}" for path in SIGNING_CERTIFICATES)
+        self.certificate = next((path for path in paths if Path(path).is_file()), None)
+        asks = self.certificate and find_tool("mokutil")
+        self.enrolled = Command("mokutil", "--test-key", str(self.certificate)) if asks else None
+
+    def answer(self, problems: Problems, cards: list[Facts]) -> Facts:
+        """Return all of it; `cards` are the accelerators on the PCI bus."""
+        guard = problems.guard
+        rows = (guard("driver.packages", package_rows, self.listed) or []) if self.listed else []
+        return {
+            "manager": self.manager,
+            "packages": [row for row in rows if DRIVER_PACKAGE.search(row["name"]) and is_there(row)],
+            "broken": [row for row in rows if row["state"] not in DPKG_SETTLED],
+            "lock": guard("driver.lock", package_lock, self.manager),
+            "components": guard("driver.components", apt_components) or [] if self.manager == "apt" else [],
+            "unattended_upgrades": guard("driver.unattended_upgrades", unattended_upgrades),
+            "dkms": (guard("driver.dkms", dkms_modules, self.dkms) or []) if self.dkms else [],
+            "loaded": [name for name in DRIVER_MODULES if is_folder(f"{SYS}/module/{name}")],
+            "library_version": guard("driver.library_version", library_version),
+            "runfile": Path(f"{ROOT}usr/bin/nvidia-uninstall").exists(),
+            "secure_boot": guard("driver.secure_boot", secure_boot),
+            "signing_certificate": self.certificate,
+            "signing_enrolled": guard("driver.signing_enrolled", is_enrolled, self.enrolled) if self.enrolled else None,
+            "next_kernel": guard("driver.next_kernel", next_kernel, self.grubby),
+            "initramfs": next((name for name in ("update-initramfs", "dracut") if find_tool(name)), None),
+            "vendor": guard("driver.vendor", vendor_image, cards),
+        }
+
+
+def package_rows(command: Command) -> list[Facts]:
+    """Return the packages that dpkg or rpm knows."""
+    rows = []
+    for line in command.output().splitlines():
+        part = line.split("\t")
+        if len(part) == 4:
+            rows.append({"name": part[0], "version": part[1], "state": part[2], "held": part[3] == "hold"})
+    return rows
+
+
+def is_there(row: Facts) -> bool:
+    """Return whether anything but the configuration of a package is on the host."""
+    return row["state"] not in ("not-installed", "config-files")
+
+
+def package_lock(manager: str | None) -> Facts | None:
+    """Return who installs packages at this moment, None where nobody does."""
+    for name in DPKG_LOCKS if manager == "apt" else RPM_LOCKS:
+        pid = lock_owner(f"{ROOT}{name}")
+        if pid is not None:
+            return lock_facts(f"{ROOT}{name}", pid)
+    for name in DNF_PID_FILES if manager == "dnf" else ():
+        pid = to_int(read_or(f"{ROOT}{name}"))
+        if pid is not None and is_folder(f"{PROC}/{pid}"):
+            return lock_facts(f"{ROOT}{name}", pid)
+    return None
+
+
+def lock_owner(path: str) -> int | None:
+    """Return the process that has a lock on a file (fcntl(2), F_GETLK), None where none has."""
+    question = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        with Path(path).open("rb") as stream:
+            answer = fcntl.fcntl(stream, fcntl.F_GETLK, question)
+    except FileNotFoundError:
+        return None
+    kind, _, _, _, pid = struct.unpack("@hhqqi4x", answer)
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def lock_facts(path: str, pid: int) -> Facts:
+    """Return what is known of who has a lock; a process of another container has no number here."""
+    return {
+        "file": path,
+        "pid": pid if pid > 0 else None,
+        "process": read_or(f"{PROC}/{pid}/comm") if pid > 0 else None,
+        "unit": unit_of(pid) if pid > 0 else None,
+    }
+
+
+def apt_components() -> list[str]:
+    """Return the components of all archives that apt is told of, such as `main` and `contrib`."""
+    found: set[str] = set()
+    folder = f"{ETC}/apt/sources.list.d"
+    for path in [f"{ETC}/apt/sources.list", *(f"{folder}/{name}" for name in list_folder(folder))]:
+        for line in (read_or(path) or "").splitlines():
+            words = line.split()
+            if path.endswith(".sources") and words[:1] == ["Components:"]:
+                found |= set(words[1:])
+            elif path.endswith(".list") and words[:1] == ["deb"]:
+                # deb [option=value ...] URI suite component ...
+                plain = re.sub(r"\[[^]]*\]", "", line).split()
+                found |= set(plain[3:])
+    return sorted(found)
+
+
+def unattended_upgrades() -> bool:
+    """Return whether packages are upgraded without anybody asking for it."""
+    folder = f"{ETC}/apt/apt.conf.d"
+    text = "\n".join(read_or(f"{folder}/{name}") or "" for name in list_folder(folder))
+    asked = re.findall(r'^\s*APT::Periodic::Unattended-Upgrade\s+"(\w+)"', text, re.MULTILINE)
+    timers = list_folder(f"{UNITS}/timers.target.wants")
+    return bool(asked and asked[-1] != "0") or any(re.match(r"dnf5?-automatic", name) for name in timers)
+
+
+def dkms_modules(command: Command) -> list[Facts]:
+    """Return what `dkms status` says of NVIDIA's modules, in the words of dkms 2 and of dkms 3."""
+    found = []
+    for line in command.output().splitlines():
+        head, _, state = line.rpartition(":")
+        part = [word.strip() for word in re.split(r"[,/]", head, maxsplit=3)]
+        if "nvidia" in part[0] and len(part) >= 2:
+            # A built one says for which kernel and processor; one that is only added does not.
+            kernel = part[2] if len(part) > 2 else None
+            found.append({"name": part[0], "version": part[1], "kernel": kernel, "state": state.split()[0]})
+    return found
+
+
+def library_version() -> str | None:
+    """Return the version of the driver's own library on the disk, None where there is none."""
+    for place in (*Path(LIBRARIES).glob("*/libcuda.so.*"), *Path(f"{LIBRARIES}64").glob("libcuda.so.*")):
+        version = re.fullmatch(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)", place.name)
+        if version:
+            return version.group(1)
+    return None
+
+
+def secure_boot() -> bool | None:
+    """Return whether the firmware lets signed programs alone start; False where it is no UEFI, None where not known."""
+    if not is_folder(f"{SYS}/firmware/efi"):
+        return False
+    try:
+        # Four bytes of attributes, then the value (UEFI specification, 3.3).
+        return Path(f"{SYS}/{SECURE_BOOT_VARIABLE}").read_bytes()[4:5] == b"\1"
+    except FileNotFoundError:
+        return None
+
+
+def is_enrolled(command: Command) -> bool | None:
+    """Return whether the firmware trusts the certificate; `mokutil --test-key` has no exit status that says so."""
+    _, out, err = command.finish()
+    said = out + err
+    return True if "already enrolled" in said else False if "not enrolled" in said else None
+
+
+def next_kernel(grubby: Command | None) -> str | None:
+    """Return the kernel that the next boot starts, None where neither a link nor grubby says so."""
+    if grubby is not None:
+        path = grubby.output().strip()
+        return path.rsplit("/vmlinuz-", 1)[1] if "/vmlinuz-" in path else None
+    for link in (f"{BOOT}/vmlinuz", f"{ROOT}vmlinuz"):
+        name = link_name(link)
+        if name and name.startswith("vmlinuz-"):
+            return name[len("vmlinuz-") :]
+    return None
+
+
+def vendor_image(cards: list[Facts]) -> Facts | None:
+    """Return which image of NVIDIA's own the host runs, None for a plain distribution."""
+    tegra = re.search(r"^# R(\d+) \(release\), REVISION: ([\d.]+)", read_or(f"{ETC}/nv_tegra_release") or "")
+    if tegra:
+        return {"kind": "jetson", "name": "Jetson Linux", "version": f"{tegra.group(1)}.{tegra.group(2)}"}
+    # Each update adds its own lines: the last one counts.
+    release = os_release(read_or(f"{ETC}/dgx-release") or "")
+    if release:
+        name = release.get("DGX_PRETTY_NAME") or release.get("DGX_NAME") or "DGX"
+        kind = "dgx-spark" if "spark" in name.lower() else "dgx"
+        version = release.get("DGX_OTA_VERSION") or release.get("DGX_SWBUILD_VERSION")
+        return {"kind": kind, "name": name, "version": version}
+    if any(card["vendor"] == "nvidia" and card["device_id"] == GB10_DEVICE for card in cards):
+        return {"kind": "gb10", "name": "GB10", "version": None}
+    return None
 
 
 # ---- network -------------------------------------------------------------------------------------
@@ -1664,6 +1901,7 @@ def collect(params: Facts) -> Facts:
     addresses = Command("ip", "-details", "-json", "address", "show")
     peers = PeerQuery([peer["address"] for peer in params["peers"]]) if params["peers"] else None
     rsync = Command("rsync", "--version")
+    installation = guard("driver", DriverQuery) if params["driver"] else None
     hostname = socket.gethostname()
     resolver = Resolver(hostname)
     pythons = guard("pythons", Pythons)
@@ -1682,6 +1920,7 @@ def collect(params: Facts) -> Facts:
         "kernels": guard("kernels", kernels),
         "rivals": guard("rivals", rivals),
         "tuned": guard("tuned", tuned),
+        "tunnel": guard("tunnel", tunnel),
         "tools": {name: find_tool(name) for name in TOOLS},
         "disks": [d for d in (guard("disks", room, path) for path in params["paths"]) if d],
         "listeners": guard("listeners", listeners, problems, set(params["ports"])) or [] if params["ports"] else [],
@@ -1710,6 +1949,7 @@ def collect(params: Facts) -> Facts:
         driver = without[0]["driver"] or "no driver"
         problems.add("gpus.driver", f"an NVIDIA card is at {without[0]['address']} on the PCI bus, with {driver}")
     facts["nvidia_driver"] = nvidia_driver(problems, facts["gpus"])
+    facts["driver"] = installation.answer(problems, facts["pci_accelerators"]) if installation else None
     facts["identity"] = {
         "hostname": hostname,
         "addresses": guard("identity.addresses", resolver.addresses),
@@ -1732,6 +1972,7 @@ def main() -> None:
             "venvs": {"type": "bool", "default": False},
             "models": {"type": "bool", "default": False},
             "models_dir": {"type": "str", "default": "/var/lib/ppdeploy/models"},
+            "driver": {"type": "bool", "default": False},
             "peers": {
                 "type": "list",
                 "elements": "dict",

@@ -95,7 +95,7 @@ MOST_BYTES = 2 << 20
 LONGEST_MESSAGE = 8000
 #: Seconds that reading a journal may take.
 PATIENCE = 60.0
-FAILURES = "/var/lib/ppdeploy/{}/failures"
+FAILURES = "/var/lib/ppdeploy/agent/{}/failures"
 FAILURE_NAME = re.compile(r"(\d{9})-[0-9a-f]{16}")
 FIELDS = "MESSAGE,PRIORITY,_PID,_SYSTEMD_UNIT,UNIT,SYSLOG_IDENTIFIER"
 # As `journalctl --output=short-iso-precise` writes it; its time zone has no colon before systemd 254.

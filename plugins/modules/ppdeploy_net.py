@@ -28,6 +28,19 @@ options:
     type: list
     elements: str
     default: []
+  wire:
+    description: The node's own address below a tunnel, where O(address) is in one; empty where there is none.
+    type: str
+    default: ""
+  wire_peers:
+    description: The other nodes' addresses there (C(open)).
+    type: list
+    elements: str
+    default: []
+  wire_peer:
+    description: The address there of the host to measure, for two runs beside the tunnel (C(measure)).
+    type: str
+    default: ""
   files:
     description: Content by name of the files to write for the test (C(open)).
     type: dict
@@ -161,8 +174,9 @@ def run(argv: list[str], timeout: float = 20) -> subprocess.CompletedProcess[str
 
 def start(unit: str, argv: list[str], params: dict[str, Any], *more: str) -> None:
     """Start a program as a transient unit that ends by itself; NetError when systemd refuses."""
+    beside = [params["wire"], *params["wire_peers"]] if params["wire"] else []
     # Not by name: systemd-run 252 knows addresses alone.
-    allowed = " ".join(["127.0.0.0/8", params["address"], *params["peers"]])
+    allowed = " ".join(["127.0.0.0/8", params["address"], *params["peers"], *beside])
     properties = [*FENCE, f"IPAddressAllow={allowed}", f"RuntimeMaxSec={params['limit']}", *more]
     command = ["systemd-run", "--quiet", f"--unit={unit}", *(f"--property={one}" for one in properties), "--", *argv]
     done = run(command)
@@ -233,7 +247,9 @@ def open_test(params: dict[str, Any]) -> dict[str, Any]:
     if not program:
         return {**result, "problem": "iperf3 is not installed"}
     port = free_port(params["address"])
-    start(SERVER, [program, "-s", "-B", params["address"], "-p", str(port)], params)
+    # With a tunnel it is asked on the wire too: then the unit's filter alone says by whom.
+    bound = [] if params["wire"] else ["-B", params["address"]]
+    start(SERVER, [program, "-s", *bound, "-p", str(port)], params)
     deadline = time.monotonic() + 10
     while not listens(port):
         if time.monotonic() > deadline:
@@ -329,6 +345,10 @@ def measure(params: dict[str, Any]) -> dict[str, Any]:
         flows[name] = iperf3(params, back=back, flows=count)
         if "error" in flows[name] and "connect" in flows[name]["error"]:
             break  # the others would wait for the same silence
+    if params["wire"] and params["wire_peer"]:
+        wire = {**params, "address": params["wire"], "peer_address": params["wire_peer"]}
+        flows["out_wire"] = iperf3(wire, back=False, flows=many)
+        flows["in_wire"] = iperf3(wire, back=True, flows=many)
     return {**result, "flows": flows, "problem": ""}
 
 
@@ -416,6 +436,9 @@ def main() -> None:
             "limit": {"type": "int", "default": 600},
             "peer": {"type": "str"},
             "peer_address": {"type": "str"},
+            "wire": {"type": "str", "default": ""},
+            "wire_peers": {"type": "list", "elements": "str", "default": []},
+            "wire_peer": {"type": "str", "default": ""},
             "port": {"type": "int", "default": 0},
             "seconds": {"type": "int", "default": 3},
             "flows": {"type": "int", "default": 4},

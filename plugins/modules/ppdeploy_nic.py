@@ -438,7 +438,7 @@ class Record:
             return
         self.make_folders(RECORD)
         known = {
-            "about": "what this host had before ppdeploy tuned it; `ppdeploy destroy` gives it back",
+            "about": "what this host had before ppdeploy tuned it; docs/tuning.md says how to give it back",
             "interface": self.interface,
             "settings": self.settings,
             "files": self.files,

@@ -19,9 +19,22 @@ options:
       - V(present) builds the environment.
       - V(staged) makes a folder for the connecting user, who is about to copy wheels or uv into it, and says
         which are missing there. V(present) removes it in the end.
+      - V(waited) tells how far a build is that was begun with O(background), and in the end what became of it.
+      - V(pruned) removes old environments, so that O(keep) are left. One that a pipeline's current or previous
+        release names, or a unit, or that a program runs from, is never removed.
     type: str
-    choices: [present, staged]
+    choices: [present, staged, waited, pruned]
     default: present
+  background:
+    description:
+      - With O(state=present) go on in the background, see O(state=waited). A build of the same lock that an earlier
+        apply began is joined.
+    type: bool
+    default: false
+  seconds:
+    description: With O(state=waited) how long to wait at most before telling how far it is.
+    type: int
+    default: 4
   lock:
     description: Content of the lock file.
     type: str
@@ -30,8 +43,8 @@ options:
     description:
       - Content of the file that pins the wheel of uv, for the node's machine. An environment that comes from
         indexes is built by the controller's uv instead, copied to the folder of O(state=staged).
+      - Required unless O(state=pruned).
     type: str
-    required: true
   wheelhouse:
     description:
       - A bundle's folder on the node, with the wheels in its folder C(wheels).
@@ -40,6 +53,10 @@ options:
   staged:
     description:
       - The wheels are in the folder that O(state=staged) made; with O(state=staged), they will be copied there.
+    type: bool
+    default: false
+  packages:
+    description: With O(state=staged) make the folder whatever wheels are there, since packages will be copied there.
     type: bool
     default: false
   owner:
@@ -51,10 +68,23 @@ options:
   extra_index_url:
     description: A further package index, such as the one that has torch's builds for the CPU.
     type: str
-  uv_cache:
-    description: uv's cache, which makes the next environment cheap. Keep it on the file system of O(root).
+  proxy:
+    description: HTTP proxy through which the indexes are reached.
+    type: str
+  no_proxy:
+    description: Hosts and domains that are reached without O(proxy); a domain stands for all its hosts.
+    type: list
+    elements: str
+    default: []
+  ca_bundle:
+    description:
+      - File on the node with the certificates that an index's is checked against, in place of those of uv.
     type: path
-    required: true
+  uv_cache:
+    description:
+      - uv's cache, which makes the next environment cheap. Keep it on the file system of O(root).
+      - Required unless O(state=pruned).
+    type: path
   link_mode:
     description:
       - How files get from the cache into the environment.
@@ -65,6 +95,15 @@ options:
   python:
     description: The interpreter, a path or a name; the default is found by the lock's version.
     type: str
+  capabilities:
+    description: Compute capabilities of the node's GPUs, such as V(9.0), which torch must have been built for.
+    type: list
+    elements: str
+    default: []
+  keep:
+    description: With O(state=pruned) how many environments are left, that of O(lock) among them.
+    type: int
+    default: 2
   root:
     description: Where everything of ppdeploy's own programs lies.
     type: path
@@ -96,13 +135,23 @@ digest:
   returned: always
   type: str
 versions:
-  description: Versions of python, vllm, torch, nccl and cuda that the environment reports; null for what is not there.
+  description:
+    - Versions of python, vllm, torch, nccl and cuda that the environment reports; null for what is not there.
+    - C(arches) lists what torch's kernels are compiled for, such as C(sm_90); empty on cpu.
   returned: with O(state=present), when the environment is there
   type: dict
 seconds:
   description: Wall-clock seconds of the build's steps.
   returned: when an environment was built
   type: dict
+done:
+  description: Whether the build has ended.
+  returned: with O(state=waited)
+  type: bool
+progress:
+  description: How far the build is, in words.
+  returned: with O(state=waited)
+  type: str
 staging:
   description: The folder to copy wheels into.
   returned: with O(state=staged)
@@ -111,6 +160,11 @@ owner:
   description: Name of the user who may write there.
   returned: with O(state=staged)
   type: str
+removed:
+  description: Folders of the environments that were removed.
+  returned: with O(state=pruned)
+  type: list
+  elements: str
 missing:
   description: Files, below a bundle's folder, that are not there yet.
   returned: with O(state=staged)
@@ -129,17 +183,29 @@ import pwd
 import re
 import shutil
 import socket
+import stat
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 import zipfile
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
 
 MARKER = ".ppdeploy.json"
+# Where things are; a test puts its own tree there.
+SYSTEMD = Path("/etc/systemd/system")
+PROC = Path("/proc")
+RUN = Path("/run")
 GIB = 1024**3
+# Seconds between two looks at a build, and over which a rate is taken.
+LOOK = 1.0
+RATE_OVER = 15.0
 LINKS_BYTES = GIB // 2
 """Room for an environment of symbolic links, which take a block each on most file systems."""
 
@@ -160,6 +226,12 @@ if DEVICE == "cpu":
         raise ImportError("vLLM's compiled kernels do not load: is the system package libnuma1 (numactl-libs) there?")
 
 
+def arches():
+    # What torch's kernels are compiled for. Its own function answers with nothing where no GPU can be seen.
+    flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)
+    return sorted(torch.cuda.get_arch_list() or (flags() or "").split())
+
+
 def version(start):
     found = [d.version for d in metadata.distributions() if (d.name or "").lower().startswith(start)]
     return found[0] if found else None
@@ -171,6 +243,7 @@ print(json.dumps({
     "torch": torch.__version__,
     "nccl": version("nvidia-nccl-"),
     "cuda": torch.version.cuda,
+    "arches": arches(),
 }))
 """
 
@@ -236,6 +309,32 @@ def parse_lock(text: str) -> Lock:
 def here() -> str:
     """Return the name of this node for sentences."""
     return socket.gethostname()
+
+
+def way_out(params: dict[str, Any]) -> dict[str, str]:
+    """Return the environment that leads a program by the proxy, and tells it which certificates to trust.
+
+    uv reads the names in capitals before the others (docs.astral.sh/uv, "Environment variables").
+    With a proxy the node's own exceptions do not count.
+    """
+    found = {}
+    if params["proxy"]:
+        found = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), params["proxy"])
+    if params["proxy"] or params["no_proxy"]:
+        found["no_proxy"] = ",".join(params["no_proxy"])
+    found.update({name.upper(): value for name, value in found.items()})
+    if params["ca_bundle"]:
+        found["SSL_CERT_FILE"] = params["ca_bundle"]
+    return found
+
+
+def check_certificates(path: str | None) -> None:
+    """Refuse a file of certificates that is not there: uv would warn, and go on with its own."""
+    if path and not Path(path).is_file():
+        raise VenvError(
+            f"ppdeploy_ca_bundle names {path}, which is no file on {here()}: put your certificates there, or name the "
+            "file that has them"
+        )
 
 
 def find_python(wanted: str | None, minor: str) -> str:
@@ -421,9 +520,15 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def redacted(text: str) -> str:
-    """Return the text without users and passwords in its URLs."""
-    return re.sub(r"(\w+://)[^/@\s]*@", r"\1***@", text)
+def redacted(text: str, *urls: str | None) -> str:
+    """Return the text without users and passwords in its URLs, and without those that were given and hold one.
+
+    A password that was not escaped ends at no certain place.
+    """
+    for url in urls:
+        if url and "@" in url:
+            text = text.replace(url, "***")
+    return re.sub(r"(\w+://)[^/\s]*@", r"\1***@", text)
 
 
 def read_marker(root: Path, lock: Lock) -> dict[str, Any] | None:
@@ -440,6 +545,26 @@ def venv_folder(root: Path, lock: Lock) -> Path:
     return root / "venvs" / lock.digest[:16]
 
 
+def clear(cache: Path) -> None:
+    """Remove what a uv that was killed left half unpacked in its cache: nobody else does, and it can be gigabytes.
+
+    Each uv at work holds a share of the cache's lock (docs.astral.sh/uv, "Caching", "Cache safety").
+    """
+    left = list(cache.glob(".tmp*"))
+    if not left:
+        return
+    with (cache / ".lock").open("a") as alone:
+        try:
+            fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        for path in left:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(str(path))
+            else:
+                path.unlink()
+
+
 class Build:
     """One build: where from, where to."""
 
@@ -453,7 +578,12 @@ class Build:
         self.link_mode = params["link_mode"]
         self.index = params["index_url"]
         self.extra = params["extra_index_url"]
+        self.proxy = params["proxy"]
+        self.way_out = way_out(params)
+        self.capabilities = params["capabilities"]
         self.seconds: dict[str, float] = {}
+        self.held: tuple[int, ...] = ()
+        """The open lock. uv holds it too: it lives on when this process is killed, and still writes."""
 
     def run(self, python: str) -> dict[str, Any]:
         """Build, prove, mark; return the versions."""
@@ -461,21 +591,32 @@ class Build:
         uv = ensure_uv(self.root, self.uv, self.wheelhouse, staging_folder(self.root, self.lock))
         if self.venv.exists():
             shutil.rmtree(str(self.venv))
-        _made(self.cache)
+        clear(_made(self.cache))
         self._uv([str(uv), "venv", "--quiet", "--python", python, str(self.venv)])
-        with tempfile.TemporaryDirectory() as work:
+        with tempfile.TemporaryDirectory() as work, Watch(self):
             self._install(uv, Path(work))
         # uv leaves its lock behind, writable by everybody.
         with contextlib.suppress(FileNotFoundError):
             (self.venv / ".lock").unlink()
         self.seconds["install"] = round(time.monotonic() - started, 1)
+        publish(self.root, self.lock, {"progress": "importing vLLM"})
         versions = self._verify()
         self.seconds["verify"] = round(time.monotonic() - started - self.seconds["install"], 1)
+        self._sync()
         marker = {"schema_version": 1, "lock": self.lock.digest, "uv": uv.name[len("uv-") :], **versions}
         fresh = self.venv / f"{MARKER}.new"
         fresh.write_text(json.dumps(marker, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         fresh.replace(self.venv / MARKER)
         return versions
+
+    def _sync(self) -> None:
+        """See the environment to the disk: after a power cut its mark must not stand for files that were lost."""
+        outcome = subprocess.run(["sync", "-f", str(self.venv)], capture_output=True, text=True, check=False)
+        if outcome.returncode:
+            raise VenvError(
+                f"{self.venv} cannot be written to the disk of {here()} ({outcome.stderr.strip()}): check the disk, "
+                "then apply again"
+            )
 
     def _install(self, uv: Path, work: Path) -> None:
         requirements = work / "lock.txt"
@@ -505,6 +646,7 @@ class Build:
                 environment["UV_DEFAULT_INDEX"] = self.index
             if self.extra:
                 environment["UV_INDEX"] = self.extra
+            environment.update(self.way_out)
         if self.link_mode != "symlink":
             command.append("--compile-bytecode")
         self._uv([*command, "--requirements", str(requirements)], environment)
@@ -512,7 +654,10 @@ class Build:
         if self.link_mode == "symlink" and not (site / "torch" / "__pycache__").is_dir():
             # A cache without byte code: the ranks' user could not write it, and every start would compile.
             subprocess.run(
-                [python, "-m", "compileall", "-q", "-j", "0", str(site)], stdout=subprocess.DEVNULL, check=False
+                [python, "-m", "compileall", "-q", "-j", "0", str(site)],
+                stdout=subprocess.DEVNULL,
+                check=False,
+                pass_fds=self.held,
             )
 
     def _uv(self, command: list[str], more: dict[str, str] | None = None) -> None:
@@ -533,9 +678,10 @@ class Build:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
+            pass_fds=self.held,
         )
         if outcome.returncode:
-            raise VenvError(self._explained(redacted(outcome.stdout)))
+            raise VenvError(self._explained(redacted(outcome.stdout, self.index, self.extra, self.proxy)))
 
     def _explained(self, said: str) -> str:
         """Turn uv's output into a sentence."""
@@ -546,12 +692,20 @@ class Build:
                 "its sha256 differs: make the bundle again, or check the package index"
             )
         lines = [line.strip() for line in said.splitlines() if line.strip()]
-        lines = [line for line in lines if not line.startswith(("warning:", "hint:"))][:4]
-        remedy = (
-            "check the bundle" if self.wheelhouse is not None else "check ppdeploy_index_url and the node's network"
-        )
-        if "No space left" in said:
-            remedy = "free some space"
+        lines = [line for line in lines if not line.startswith(("warning:", "hint:"))]
+        if len(lines) > 4:
+            # What failed comes first, and the cause of all last, such as what a proxy said.
+            lines = [*lines[:2], *lines[-2:]]
+        remedy = "check the bundle"
+        if self.wheelhouse is None:
+            remedy = "check ppdeploy_index_url, ppdeploy_proxy, ppdeploy_no_proxy and the node's network"
+        if "certificate" in said.lower() and self.wheelhouse is None:
+            remedy = "name the file of your certificates on the node in ppdeploy_ca_bundle"
+        if "No space left" in said or "os error 28" in said:
+            return (
+                f"the disk of {here()} was full before the environment was whole ({self.venv}, uv's cache in "
+                f"{self.cache}): free some space there, then apply again"
+            )
         return f"uv cannot build the environment on {here()}: {' '.join(lines)}: {remedy}"
 
     def _verify(self) -> dict[str, Any]:
@@ -593,7 +747,110 @@ class Build:
                 raise VenvError(
                     f"{name} in {self.venv} on {here()} is {versions[name]} and not {version} as in the lock: report it"
                 )
+        self._check_device(versions)
         return versions
+
+    def _check_device(self, versions: dict[str, Any]) -> None:
+        """Refuse a torch of the other kind, or one that has no kernels for the node's GPUs."""
+        where = f"torch in {self.venv} on {here()}"
+        built = versions["cuda"] or versions["nccl"] or " ".join(versions["arches"])
+        if self.lock.about["device"] == "cpu":
+            if built:
+                raise VenvError(
+                    f"torch in {self.venv} on {here()} is for CUDA ({built}), and the lock for cpu: report it"
+                )
+            return
+        if not versions["cuda"] or not versions["arches"]:
+            raise VenvError(
+                f"torch in {self.venv} on {here()} was built without CUDA, and the lock is for it: report it"
+            )
+        for capability in self.capabilities:
+            if not any(runs_on(arch, capability) for arch in versions["arches"]):
+                raise VenvError(
+                    f"{where} has kernels for {', '.join(versions['arches'])}, and a GPU there has compute capability "
+                    f"{capability}: use a vLLM that supports it (ppdeploy_vllm_version)"
+                )
+
+
+def runs_on(arch: str, capability: str) -> bool:
+    """Return whether kernels for an arch of torch's list run on a GPU of a compute capability, such as 8.6.
+
+    CUDA C++ Programming Guide, "Binary compatibility" and "PTX compatibility": `sm_80` runs on 8.x from 8.0 on,
+    `compute_80` is compiled on all from 8.0 on when it is loaded, a letter at the end ties to that one (`a`) or to its
+    family (`f`).
+    """
+    kind, _, number = arch.partition("_")
+    digits = number.rstrip("af")
+    if not digits.isdigit():
+        return False
+    major, minor = int(digits[:-1]), int(digits[-1])
+    wanted = _numbers(capability)
+    if number.endswith("a"):
+        return wanted == (major, minor)
+    if kind == "compute" and not number.endswith("f"):
+        return wanted >= (major, minor)
+    return wanted[0] == major and wanted[1] >= minor
+
+
+# ---- old environments ----------------------------------------------------------------------------
+
+
+def prune(root: Path, lock: Lock, keep: int, *, check: bool) -> dict[str, Any]:
+    """Remove the oldest environments that nothing uses, so that `keep` are left, that of the lock among them."""
+    removed = spare(root, lock, keep)
+    if removed and not check:
+        with only_builder(root, f"removing what is older than {lock.digest[:16]}"):
+            # Looked at again: what was still being built before the lock was taken may be whole now.
+            removed = spare(root, lock, keep)
+            for path in removed:
+                # Without its mark first: half removed, it is no environment.
+                with contextlib.suppress(FileNotFoundError):
+                    Path(path, MARKER).unlink()
+                shutil.rmtree(path)
+    return {"changed": bool(removed), "removed": removed, "digest": lock.digest}
+
+
+def spare(root: Path, lock: Lock, keep: int) -> list[str]:
+    """Return the environments that may go."""
+    folder = root / "venvs"
+    mine = lock.digest[:16]
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    others = [name for name in names if name != mine]
+    # What an interrupted build left is no environment.
+    whole = [name for name in others if (folder / name / MARKER).is_file()]
+    newest = sorted(whole, key=lambda name: (folder / name / MARKER).stat().st_mtime, reverse=True)
+    old = set(others) - set(newest[: max(keep - 1, 0)])
+    used = named(root) | running(folder, old) if old else set()
+    return [str(folder / name) for name in others if name in old - used]
+
+
+def named(root: Path) -> set[str]:
+    """Return the environments that a pipeline's current and previous release name, and systemd's units of ours."""
+    files = [path for link in ("current", "previous") for path in root.glob(f"*/{link}/*")]
+    files += [path for path in SYSTEMD.glob("ppdeploy-*") if path.is_file()]
+    files += SYSTEMD.glob("ppdeploy-*.d/*")
+    found = set()
+    for path in files:
+        with contextlib.suppress(OSError):
+            found |= set(re.findall(r"/venvs/([0-9a-f]{16})(?![0-9a-f])", path.read_text("utf-8", errors="replace")))
+    return found
+
+
+def running(folder: Path, names: set[str]) -> set[str]:
+    """Return the environments that a process was started from or has loaded libraries of."""
+    # The kernel's own lists have the folder without links in its path.
+    places = {folder, folder.resolve()}
+    marks = [(name, f"{place}/{name}/".encode()) for name in names for place in places]
+    found = set()
+    for process in PROC.iterdir():
+        if not process.name.isdigit():
+            continue
+        for about in ("cmdline", "environ", "maps"):
+            # It may end while it is looked at.
+            with contextlib.suppress(OSError):
+                content = (process / about).read_bytes()
+                found |= {name for name, mark in marks if mark in content}
+    return found
 
 
 def connecting_user() -> str:
@@ -615,8 +872,22 @@ def staging_folder(root: Path, lock: Lock) -> Path:
     return root / "staging" / lock.digest[:16]
 
 
-def stage(root: Path, lock: Lock, uv: Wheel, owner: str | None, *, from_wheels: bool, check: bool) -> dict[str, Any]:
-    """Make the staging folder for a user, and say what is missing in it."""
+def clear_way(path: Path, size: int) -> None:
+    """Remove what rsync would not go on from to a file of that size: a longer one (--append), a link, a folder."""
+    try:
+        about = path.lstat()
+    except OSError:
+        return
+    if stat.S_ISDIR(about.st_mode):
+        shutil.rmtree(str(path))
+    elif not stat.S_ISREG(about.st_mode) or about.st_size > size:
+        path.unlink()
+
+
+def stage(
+    root: Path, lock: Lock, uv: Wheel, owner: str | None, *, from_wheels: bool, packages: bool = False, check: bool
+) -> dict[str, Any]:
+    """Make the staging folder for a user, and say what is missing in it; with `packages` in any case."""
     name = owner or connecting_user()
     try:
         user = pwd.getpwnam(name)
@@ -638,18 +909,224 @@ def stage(root: Path, lock: Lock, uv: Wheel, owner: str | None, *, from_wheels: 
             f"the wheels need {needed / GIB:.1f} GiB below {root} on {here()} and {free / GIB:.1f} GiB are free: "
             "free some space there"
         )
-    if files and not check:
+    if (files or packages) and not check:
         os.umask(0o022)
         wheels.mkdir(parents=True, exist_ok=True)
+        for name_, size in [*((f"wheels/{w.file}", w.size) for w in missing), *([("uv", 0)] if "uv" in files else [])]:
+            clear_way(folder / name_, size)
+        if packages:
+            # How long they are nobody knows here.
+            shutil.rmtree(str(folder / "packages"), ignore_errors=True)
         for place in (folder, wheels):
             os.chown(str(place), user.pw_uid, user.pw_gid)
     return {
-        "changed": bool(files),
+        "changed": bool(files) or packages,
         "staging": str(folder),
         "owner": name,
         "missing": files,
         "digest": lock.digest,
     }
+
+
+# ---- in the background ---------------------------------------------------------------------------
+
+
+def state_path(root: Path, lock: Lock) -> Path:
+    """Return the file in which a build in the background tells how it goes; it is gone after a boot."""
+    place = hashlib.sha256(f"{root} {lock.digest}".encode()).hexdigest()[:12]
+    return (RUN if os.geteuid() == 0 else root / "venvs") / f"ppdeploy-venv-{place}.json"
+
+
+def publish(root: Path, lock: Lock, state: dict[str, Any]) -> None:
+    """Tell how a build in the background goes; one that nobody waits for has no such file."""
+    path = state_path(root, lock)
+    if path.exists():
+        draft = path.with_suffix(".new")
+        draft.write_text(json.dumps(state), encoding="utf-8")
+        draft.replace(path)
+
+
+def read_state(root: Path, lock: Lock) -> dict[str, Any] | None:
+    """Return what a build told last; None: none was begun."""
+    try:
+        state = json.loads(state_path(root, lock).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return state if isinstance(state, dict) else None
+
+
+class Watch:
+    """Looks, while uv works, at what is in its cache and in the environment, and tells it."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+        self._archives = build.cache / "archive-v0"
+        self._over = threading.Event()
+        self._known = {path.name: 0 for path in self._entries(self._archives)}
+        # What other environments have left in the cache is not unpacked again, and how much that is nobody knows.
+        self._fresh = not self._known
+        self._told: deque[tuple[float, int]] = deque()
+
+    def __enter__(self) -> Watch:
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK):
+            # Folders come and go while they are looked at.
+            with contextlib.suppress(OSError):
+                publish(self._build.root, self._build.lock, {"progress": self.words(time.monotonic())})
+
+    @staticmethod
+    def _entries(folder: Path) -> list[Path]:
+        return list(folder.iterdir()) if folder.is_dir() else []
+
+    def words(self, now: float) -> str:
+        """Return how far the build is: bytes in the cache while packages arrive, then packages in the environment."""
+        wheels = len(self._build.lock.wheels)
+        linked = sum(1 for _ in self._build.venv.glob("lib/python*/site-packages/*.dist-info"))
+        if linked >= wheels:
+            return f"compiling the byte code of {wheels} packages"
+        if linked:
+            return f"linking: {linked} of {wheels} packages"
+        doing = "unpacking" if self._build.wheelhouse is not None else "downloading"
+        here = self._unpacked()
+        self._told.append((now, here))
+        while now - self._told[0][0] > RATE_OVER:
+            self._told.popleft()
+        since, before = self._told[0]
+        rate = (here - before) / (now - since) if now > since else 0.0
+        total = int(self._build.lock.about["installed_bytes"])
+        if not self._fresh:
+            return f"{doing}: {here / 1e9:.2f} GB beside what the cache had, {rate / 1e6:.1f} MB/s"
+        text = f"{doing}: {here / 1e9:.2f} of {total / 1e9:.2f} GB unpacked, {rate / 1e6:.1f} MB/s"
+        return text + (f", {duration((total - here) / rate)} left" if rate > 0 and here < total else "")
+
+    def _unpacked(self) -> int:
+        """Return the bytes that uv has unpacked: whole packages are looked through once, those under way each time."""
+        for path in self._entries(self._archives):
+            if path.name not in self._known:
+                self._known[path.name] = size_of(path)
+        return sum(self._known.values()) + sum(size_of(path) for path in self._build.cache.glob(".tmp*"))
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of all files below a folder, which may change meanwhile."""
+    total = 0
+    for folder, _, files in os.walk(str(path)):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size  # noqa: PTH118  (50 000 of them)
+    return total
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person says it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def begin(work: Callable[[], dict[str, Any]], root: Path, lock: Lock) -> None:
+    """Build in a process of its own, which outlives this one and its connection, and holds the lock that is held."""
+    state_path(root, lock).write_text("{}", encoding="utf-8")
+    sys.stdout.flush()
+    if os.fork():
+        return
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    try:
+        publish(root, lock, {"finished": work()})
+    except VenvError as error:
+        publish(root, lock, {"failed": redacted(str(error))})
+    except OSError as error:
+        publish(root, lock, {"failed": told(error, root)})
+    except Exception as error:  # noqa: BLE001  (nobody else sees it: the apply reads it there)
+        publish(root, lock, {"failed": f"{type(error).__name__} on {here()}: {redacted(str(error))}: tell the authors"})
+    os._exit(0)
+
+
+def told(error: OSError, root: Path) -> str:
+    """Return the sentence for what the system refused. A write that fails names no file."""
+    where = error.filename or f"below {root}, or in the folder for temporary files"
+    return f"{error.strerror or error} ({where}) on {here()}: check the disk and the folder's mode, then apply again"
+
+
+@contextlib.contextmanager
+def only_builder(root: Path, doing: str) -> Iterator[int]:
+    """Hold the lock under which environments come and go, with what is done in it; VenvError says who else has it."""
+    # Opened without emptying it: what stands in it is of who has the lock.
+    with (_made(root / "venvs") / ".lock").open("a+b") as alone:
+        held = alone.fileno()
+        # Who only asks whether it is held has it for an instant.
+        for left in (2, 1, 0):
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if left:
+                    time.sleep(0.1)
+                    continue
+                begun = os.pread(held, 200, 0).decode(errors="replace").strip()
+                raise VenvError(
+                    f"another apply builds an environment on {here()}{f' ({begun})' if begun else ''}: wait for it, "
+                    "or end that process and its uv there, then apply again"
+                ) from None
+        sign(held, doing)
+        yield held
+
+
+def sign(held: int, doing: str) -> None:
+    """Write into the lock, for whom it keeps waiting, which process has it and what for."""
+    os.ftruncate(held, 0)
+    os.write(held, f"{doing}, process {os.getpid()}\n".encode())
+
+
+def builds(root: Path) -> bool:
+    """Return whether some environment is being built."""
+    try:
+        with (root / "venvs" / ".lock").open() as alone:
+            fcntl.flock(alone, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+def wait(root: Path, lock: Lock, seconds: float) -> dict[str, Any]:
+    """Return how far a build in the background is, at the latest after so many seconds; raise when it failed."""
+    common = {"changed": False, "venv": str(venv_folder(root, lock)), "digest": lock.digest}
+    deadline = time.monotonic() + seconds
+    while True:
+        # Asked first: what a process told before it ended is read after that.
+        runs = builds(root)
+        state = read_state(root, lock)
+        whole = read_marker(root, lock) is not None
+        if whole and state is None:
+            return {**common, "done": True, "progress": "the environment is there"}
+        if state is not None and ("finished" in state or "failed" in state or (whole and not runs)):
+            with contextlib.suppress(FileNotFoundError):
+                state_path(root, lock).unlink()
+            if "failed" in state and not whole:
+                raise VenvError(state["failed"])
+            # Marked as whole, and then ended before it could say so, it is whole all the same.
+            told_ = state.get("finished") or {}
+            return {**common, "changed": True, "done": True, "progress": "built and proved", **told_}
+        if not runs or state is None:
+            with contextlib.suppress(FileNotFoundError):
+                state_path(root, lock).unlink()
+            raise VenvError(f"the build of the environment on {here()} ended without a word: apply again")
+        if time.monotonic() >= deadline:
+            return {**common, "done": False, "progress": state.get("progress") or "beginning"}
+        time.sleep(0.1)
 
 
 def present(params: dict[str, Any], lock: Lock, uv: Wheel, check: bool) -> dict[str, Any]:
@@ -665,55 +1142,96 @@ def present(params: dict[str, Any], lock: Lock, uv: Wheel, check: bool) -> dict[
         python = find_python(params["python"], lock.about["python"])
         check_node(lock, python)
         check_room(lock, build.venv, build.cache, build.link_mode)
+        if wheelhouse is None:
+            check_certificates(params["ca_bundle"])
         # In check mode nothing was copied yet.
         if wheelhouse is not None and not (check and params["staged"]):
             check_wheelhouse(lock, uv, wheelhouse)
-        result["changed"] = True
+        # What is done in the background is told by who waits for it.
+        result["changed"] = check or not params["background"]
         if check:
             return result
         # The ranks run as another user, so root's own umask must not shut them out.
         os.umask(0o022)
-        with (_made(root / "venvs") / ".lock").open("w") as alone:
-            try:
-                fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise VenvError(f"another apply builds an environment on {here()}: wait for it") from None
-            try:
-                result["versions"] = build.run(python)
-            except VenvError:
-                if params["staged"]:
-                    # One of its files is wrong, and which one cannot be told from its size.
-                    shutil.rmtree(str(staging_folder(root, lock)), ignore_errors=True)
-                raise
-        result["seconds"] = build.seconds
+        begun = read_state(root, lock) if params["background"] and builds(root) else None
+        if begun is not None and not {"finished", "failed"} & begun.keys():
+            # Of an apply that was interrupted: what it began goes on, and is waited for.
+            return result
+        doing = f"vLLM {lock.about.get('version')} for Python {lock.about['python']}"
+        with only_builder(root, doing) as held:
+            if read_marker(root, lock) is not None:
+                # Another apply has just built it.
+                return present(params, lock, uv, check)
+            build.held = (held,)
+
+            def work() -> dict[str, Any]:
+                sign(held, doing)
+                return made(build, python, staged=params["staged"])
+
+            if params["background"]:
+                begin(work, root, lock)
+                return result
+            result.update(work())
     else:
-        result["versions"] = {name: marker.get(name) for name in ("python", "vllm", "torch", "nccl", "cuda")}
+        result["versions"] = {name: marker.get(name) for name in ("python", "vllm", "torch", "nccl", "cuda", "arches")}
     if not check and staging_folder(root, lock).exists():
         shutil.rmtree(str(staging_folder(root, lock)))
     return result
+
+
+def made(build: Build, python: str, *, staged: bool) -> dict[str, Any]:
+    """Build the environment and remove what was copied for it; return versions and seconds."""
+    staging = staging_folder(build.root, build.lock)
+    try:
+        versions = build.run(python)
+    except VenvError:
+        if staged:
+            # One of its files is wrong, and which one cannot be told from its size.
+            shutil.rmtree(str(staging), ignore_errors=True)
+        raise
+    if staging.exists():
+        shutil.rmtree(str(staging))
+    return {"versions": versions, "seconds": build.seconds}
 
 
 def main() -> None:
     """Read the parameters, bring the state about, and tell errors as sentences."""
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["present", "staged"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "staged", "waited", "pruned"], "default": "present"},
+            "background": {"type": "bool", "default": False},
+            "seconds": {"type": "int", "default": 4},
             "lock": {"type": "str", "required": True},
-            "uv": {"type": "str", "required": True},
+            "uv": {"type": "str"},
             "wheelhouse": {"type": "path"},
             "staged": {"type": "bool", "default": False},
+            "packages": {"type": "bool", "default": False},
             "owner": {"type": "str"},
             "index_url": {"type": "str", "no_log": True},
             "extra_index_url": {"type": "str", "no_log": True},
-            "uv_cache": {"type": "path", "required": True},
+            "proxy": {"type": "str", "no_log": True},
+            "no_proxy": {"type": "list", "elements": "str", "default": []},
+            "ca_bundle": {"type": "path"},
+            "uv_cache": {"type": "path"},
             "link_mode": {"type": "str", "choices": ["clone", "copy", "hardlink", "symlink"], "default": "hardlink"},
             "python": {"type": "str"},
+            "capabilities": {"type": "list", "elements": "str", "default": []},
+            "keep": {"type": "int", "default": 2},
             "root": {"type": "path", "default": "/opt/ppdeploy"},
         },
+        required_if=[("state", "present", ["uv", "uv_cache"]), ("state", "staged", ["uv"])],
         supports_check_mode=True,
     )
     try:
         lock = parse_lock(module.params["lock"])
+        if module.params["state"] == "pruned":
+            root = Path(module.params["root"])
+            module.exit_json(**prune(root, lock, module.params["keep"], check=module.check_mode))
+        if module.params["state"] == "waited":
+            root = Path(module.params["root"])
+            # In check mode nothing was begun.
+            nothing = {"changed": False, "done": True}
+            module.exit_json(**(nothing if module.check_mode else wait(root, lock, module.params["seconds"])))
         uv = parse_wheels(module.params["uv"])[0]
         if module.params["state"] == "staged":
             result = stage(
@@ -722,6 +1240,7 @@ def main() -> None:
                 uv,
                 module.params["owner"],
                 from_wheels=module.params["staged"],
+                packages=module.params["packages"],
                 check=module.check_mode,
             )
         else:
@@ -729,10 +1248,7 @@ def main() -> None:
     except VenvError as error:
         module.fail_json(msg=redacted(str(error)))
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        module.fail_json(
-            msg=f"{error.strerror or error}{where} on {here()}: check the disk and the folder's mode, then apply again"
-        )
+        module.fail_json(msg=told(error, Path(module.params["root"])))
     module.exit_json(**result)
 
 

@@ -24,10 +24,14 @@ options:
       - V(staged) makes the staging folder for the connecting user, who is about to copy files into it.
       - V(verified) hashes the staged files and places the model; a placed model is left alone.
       - V(downloaded) fetches the files from a hub, then does as V(verified).
-      - V(pulled) fetches the files from a peer's rsync daemon, then does as V(verified).
-      - V(served) starts the rsync daemon for a placed model, V(unserved) stops it and leaves nothing of it.
+      - V(pulled) fetches the files from rsync daemons of peers, then does as V(verified).
+      - V(copied) copies the files from a folder that the node has mounted, then does as V(verified).
+      - V(received) waits for what somebody copies into the staging folder, then does as V(verified).
+      - V(served) starts the rsync daemon. It gives each file once its hash was found right, so that a chain of nodes
+        hands a model on while it arrives. V(unserved) stops it and leaves nothing of it.
+      - V(waited) tells how far a transfer is that was started with O(background).
     type: str
-    choices: [fits, staged, verified, downloaded, pulled, served, unserved]
+    choices: [fits, staged, verified, copied, downloaded, pulled, received, served, unserved, waited]
     required: true
   directory:
     description: The model folder.
@@ -77,16 +81,50 @@ options:
     type: int
     default: 43200
   source:
-    description: With O(state=pulled) the address of the node that serves.
+    description: With O(state=pulled) the address of a node that has or gets all files.
     type: str
+  sources:
+    description:
+      - With O(state=pulled) the nodes before this one in the chain, each with C(address) and the C(paths) to fetch
+        from there. What is not listed, and what such a node does not come by, is fetched from O(source).
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      address:
+        description: Fabric address.
+        type: str
+        required: true
+      paths:
+        description: Files to fetch from there.
+        type: list
+        elements: str
+        required: true
+  folder:
+    description: With O(state=copied) the mounted folder.
+    type: path
+  patience:
+    description: Seconds without a sign of life after which a peer or the controller is given up.
+    type: int
+    default: 60
+  background:
+    description:
+      - With O(state=copied), O(state=downloaded), O(state=pulled) and O(state=received) go on in the
+        background, see O(state=waited). A transfer of the same folder that still runs is ended first.
+    type: bool
+    default: false
+  seconds:
+    description: With O(state=waited) how long to wait at most before telling how far it is.
+    type: int
+    default: 4
   repository:
-    description: With O(state=downloaded) the repository's id on the hub.
+    description: With O(state=downloaded) the repository's id on the hub; without, O(endpoint) has the files by name.
     type: str
   commit:
     description: With O(state=downloaded) the commit.
     type: str
   endpoint:
-    description: With O(state=downloaded) the hub's address.
+    description: With O(state=downloaded) the hub's address, or that of a folder on a web server.
     type: str
   token:
     description: With O(state=downloaded) the hub's token, which goes by standard input and is kept nowhere.
@@ -98,6 +136,19 @@ options:
     description: With O(state=downloaded) the unprivileged user that downloads.
     type: str
     default: nobody
+  proxy:
+    description: With O(state=downloaded) the HTTP proxy through which the hub or web server is reached.
+    type: str
+  no_proxy:
+    description: Hosts and domains that are reached without O(proxy); a domain stands for all its hosts.
+    type: list
+    elements: str
+    default: []
+  ca_bundle:
+    description:
+      - With O(state=downloaded) a file on the node with the certificates that the server's is checked against, in place
+        of the system's. O(user) must be able to read it.
+    type: path
 attributes:
   check_mode:
     support: full
@@ -147,14 +198,30 @@ missing_bytes:
   type: int
 fetched:
   description: The files that were fetched.
-  returned: with O(state=pulled) and O(state=downloaded)
+  returned: once a transfer has ended
   type: list
   elements: str
 fetched_again:
   description: Those of them that had arrived damaged and were fetched a second time.
-  returned: with O(state=pulled) and O(state=downloaded)
+  returned: once a transfer has ended
   type: list
   elements: str
+done:
+  description: Whether the transfer has ended.
+  returned: with O(state=waited)
+  type: bool
+progress:
+  description: How far the transfer is, in words.
+  returned: with O(state=waited)
+  type: str
+here_bytes:
+  description: Bytes of the model that are on the node.
+  returned: with O(state=waited)
+  type: int
+rate:
+  description: Bytes that arrived a second, lately.
+  returned: with O(state=waited)
+  type: float
 """
 
 import contextlib
@@ -165,11 +232,17 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
+import sys
+import tempfile
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -178,11 +251,30 @@ from ansible.module_utils.basic import AnsibleModule
 MANIFEST = ".ppdeploy-manifest.json"
 RUN = Path("/run")
 SERVED_AS = "weights"
+STATE_AS = "state"
+STATE = "state.json"
 # Free space that is left to the rest of the system when a model has just fitted.
 RESERVE = 256 << 20
 LOCK_WAIT = 120
-PULL_TRIES = 3
+# Seconds between two looks at what has arrived, and between two words about it.
+LOOK = 0.2
+TELL = 0.5
+# Seconds between two questions to a peer that has nothing new: at first, and at last.
+ASK = (0.2, 2.0)
+# How much longer than later the controller may take for its first byte.
+START = 5
+# Transfers from one peer at once: while one asks for what is new, the other keeps the link busy.
+STREAMS = 2
+# Seconds over which a rate is taken: shorter ones jump from file to file.
+RATE_OVER = 15.0
+# rsync's exit codes: that a file cannot be written here; and what may go by itself: 5, the daemon is not there yet
+# or moves its folder; 10, 12, 30, 35: the connection; 23 and 24: a file that was not to be had.
+FULL = 11
+PASSING = frozenset({5, 10, 12, 23, 24, 30, 35})
 INDEX = ".safetensors.index.json"
+NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
+# What a company's proxy answers where it does not let through, or finds nobody behind it.
+OF_PROXY = frozenset({403, 407, 502, 503, 504})
 BLOCK = 1 << 20
 AGAIN = "run it again, which goes on where it stopped"
 # Names that are safe in rsync's lists; the controller's manifest allows the same.
@@ -194,19 +286,23 @@ SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@=, -]*")
 DOWNLOAD = r"""
 import json, os, sys, time
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers
 
+os.umask(0o022)
 job = json.load(sys.stdin)
 token = job["token"] or False
 
 def fetch(item):
-    if item["size"] > getattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 50 * 1000**3):
+    if job["repository"] and item["size"] > getattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 50 * 1000**3):
         # The hub does not give such a file by plain HTTP, only by its own protocol.
         hf_hub_download(job["repository"], item["path"], revision=job["commit"], local_dir=job["folder"],
                         token=token)
+        return
+    if not job["repository"]:
+        load(item, job["endpoint"] + "/" + quote(item["path"]), {"Accept-Encoding": "identity"})
         return
     url = hf_hub_url(job["repository"], item["path"], revision=job["commit"])
     for left in (2, 1, 0):
@@ -214,14 +310,18 @@ def fetch(item):
             place = get_hf_file_metadata(url, token=token).location
             break
         except Exception as error:
-            # What the hub said is final; that it said nothing may be the line.
-            if not left or getattr(getattr(error, "response", None), "status_code", 500) < 500:
+            # What the hub said is final, and so is its certificate; that it said nothing may be the line.
+            said = getattr(getattr(error, "response", None), "status_code", 500) < 500
+            if not left or said or "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise
             time.sleep(3)
     headers = build_hf_headers(token=token)
     headers["Accept-Encoding"] = "identity"
     if urlsplit(place)[:2] != urlsplit(url)[:2]:
         headers.pop("authorization", None)
+    load(item, place, headers)
+
+def load(item, place, headers):
     with open(item["part"], "ab") as part:
         if part.tell() > item["size"]:
             part.truncate(0)
@@ -264,6 +364,9 @@ class Model(NamedTuple):
     staging: Path
     entries: list[Entry]
     digest: str
+
+
+Fetch = Callable[["list[Entry]", int], None]
 
 
 # ---- the manifest ------------------------------------------------------------------------------------------
@@ -313,7 +416,7 @@ def hash_open(descriptor: int, entry: Entry) -> bool:
         digest, expected = hashlib.sha256(), entry.sha256
     else:
         # Not for security: git has no other name for the file.
-        digest, expected = hashlib.sha1(b"blob %d\0" % entry.size), entry.git_sha1 or ""  # noqa: S324
+        digest, expected = hashlib.sha1(b"blob %d\0" % entry.size), entry.git_sha1 or ""  # noqa: S324  (what git, and so the hub, names a file by)
     os.lseek(descriptor, 0, os.SEEK_SET)
     while True:
         block = os.read(descriptor, BLOCK)
@@ -347,6 +450,21 @@ def check_file(folder: Path, entry: Entry) -> dict[str, Any] | None:
         os.close(descriptor)
     content = {key: value for key, value in entry._asdict().items() if value is not None}
     return {**content, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino}
+
+
+def is_unchanged(folder: Path, record: dict[str, Any]) -> bool:
+    """Return whether a file is still the caller's own and the one that was hashed."""
+    try:
+        about = (folder / record["path"]).lstat()
+    except OSError:
+        return False
+    return (about.st_size, about.st_mtime_ns, about.st_ino, about.st_uid, about.st_nlink) == (
+        record["size"],
+        record["mtime_ns"],
+        record["inode"],
+        os.geteuid(),
+        1,
+    )
 
 
 def check_files(folder: Path, entries: list[Entry]) -> tuple[list[dict[str, Any]], list[Entry]]:
@@ -383,22 +501,52 @@ def lacking(model: Model) -> list[Entry]:
     return entries
 
 
+def clear_way(model: Model) -> None:
+    """Remove what lies in a file's way in the staging folder, and that no transfer goes on from.
+
+    rsync leaves a file alone that is longer than the one it has (rsync(1), --append), which a file becomes whose source
+    grows during the copy; it puts none where a folder is; and it would add to a file's other name too.
+    """
+    for entry in model.entries:
+        for parent in reversed(Path(entry.path).parents[:-1]):
+            place = model.staging / parent
+            if place.is_symlink() or (place.exists() and not place.is_dir()):
+                remove(place)
+        try:
+            about = (model.staging / entry.path).lstat()
+        except OSError:
+            continue
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1 or about.st_size > entry.size:
+            remove(model.staging / entry.path)
+
+
 def part_path(model: Model, entry: Entry) -> Path:
     """Return where a file is downloaded to before it is whole."""
     return model.staging / ".cache" / hashlib.sha256(entry.path.encode()).hexdigest()
 
 
+def staged_bytes(model: Model, entry: Entry) -> int:
+    """Return how much of a file has arrived in the staging folder."""
+    staged = 0
+    for path in (model.staging / entry.path, part_path(model, entry)):
+        # A file that is not there has no bytes.
+        with contextlib.suppress(OSError):
+            staged = max(staged, path.lstat().st_size)
+    return min(staged, entry.size)
+
+
+def is_whole(model: Model, entry: Entry) -> bool:
+    """Return whether a staged file has all its bytes and is no longer written: each writer sets mode 0644 last."""
+    try:
+        about = (model.staging / entry.path).lstat()
+    except OSError:
+        return False
+    return about.st_size == entry.size and stat.S_IMODE(about.st_mode) == 0o644
+
+
 def missing_bytes(model: Model) -> int:
     """Return how many bytes are still to be fetched, what lies in the staging folder not counted."""
-    total = 0
-    for entry in model.entries:
-        staged = 0
-        for path in (model.staging / entry.path, part_path(model, entry)):
-            # A file that is not there has no bytes.
-            with contextlib.suppress(OSError):
-                staged = max(staged, path.lstat().st_size)
-        total += max(0, entry.size - staged)
-    return total
+    return sum(entry.size - staged_bytes(model, entry) for entry in model.entries)
 
 
 def check_room(model: Model) -> int:
@@ -502,7 +650,7 @@ def lock(model: Model) -> int:
         make_folder(model.staging.parent)
         if not model.staging.is_dir() or model.staging.is_symlink():
             remove(model.staging)
-            model.staging.mkdir(mode=0o700)
+            model.staging.mkdir(mode=0o755)
         descriptor = os.open(model.staging, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -520,10 +668,15 @@ def lock(model: Model) -> int:
         os.close(descriptor)
 
 
-def place(model: Model) -> list[Entry]:
-    """Check the staged files and rename the folder when all are right; remove and return the others."""
+def place(model: Model, known: dict[str, dict[str, Any]] | None = None) -> list[Entry]:
+    """Check the staged files and rename the folder when all are right; remove and return the others.
+
+    `known` has records of files that were hashed already; those that have not changed since are not read again.
+    """
     own_folders(model)
-    records, wrong = check_files(model.staging, model.entries)
+    kept = {path: record for path, record in (known or {}).items() if is_unchanged(model.staging, record)}
+    records, wrong = check_files(model.staging, [entry for entry in model.entries if entry.path not in kept])
+    records = sorted([*kept.values(), *records], key=lambda record: str(record["path"]))
     if wrong:
         for entry in wrong:
             remove(model.staging / entry.path)
@@ -587,29 +740,287 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
+# ---- the transfer, as others see it --------------------------------------------------------------------------
+
+
+def transfer_name(model: Model) -> str:
+    """Return what the transfer of a model to its folder on this node is called."""
+    return f"ppdeploy-weights-{hashlib.sha256(f'{model.directory} {model.digest}'.encode()).hexdigest()[:12]}"
+
+
+def run_folder(model: Model) -> Path:
+    """Return where a transfer keeps what peers and the waiting apply are told; it goes with the transfer."""
+    base, dot = (RUN, "") if os.geteuid() == 0 else (model.directory.parent, ".")
+    return base / f"{dot}{transfer_name(model)}"
+
+
+def make_run_folder(model: Model) -> Path:
+    """Make the folder, which nobody else can write to."""
+    folder = run_folder(model)
+    make_folder(folder / STATE_AS)
+    return folder
+
+
+def publish(model: Model, state: dict[str, Any]) -> None:
+    """Tell how the transfer is, where anybody asks: with a daemon, or in the background."""
+    folder = run_folder(model) / STATE_AS
+    if not folder.is_dir():
+        return
+    draft = folder.with_name(STATE)
+    draft.write_text(json.dumps(state), encoding="utf-8")
+    draft.chmod(0o644)
+    draft.rename(folder / STATE)
+
+
+def read_state(model: Model) -> dict[str, Any] | None:
+    """Return what the transfer told last; None: there is none."""
+    try:
+        state = json.loads((run_folder(model) / STATE_AS / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return state if isinstance(state, dict) else None
+
+
+class Watch:
+    """Hashes each file as soon as it is whole, gives it to the daemon, and tells how far the transfer is."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.records: dict[str, dict[str, Any]] = {}
+        self._wrong: set[str] = set()
+        self._hashing: dict[str, Future[dict[str, Any] | None]] = {}
+        self._arrived: deque[tuple[float, int]] = deque()
+        self._over = threading.Event()
+        self._beat = 0
+        self._said = 0.0
+
+    def __enter__(self) -> Watch:
+        self._over.clear()
+        self._wrong.clear()
+        self._pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        # What arrived last is hashed here, and so handed on before the folder gets its name.
+        while kind is None and self._thread.is_alive() and any(map(self._is_new, self._model.entries)):
+            time.sleep(LOOK / 4)
+        self._over.set()
+        self._thread.join()
+        self._pool.shutdown()
+
+    def ended(self, result: dict[str, Any]) -> None:
+        """Tell that the model is placed."""
+        if config_path(self._model).exists():
+            write_config(self._model)
+        publish(self._model, {"beat": -1, "placed": True, **result})
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK / 4 if self._hashing else LOOK):
+            self._look()
+
+    def _is_new(self, entry: Entry) -> bool:
+        return entry.path not in self.records and entry.path not in self._wrong and is_whole(self._model, entry)
+
+    def _look(self) -> None:
+        for path in [path for path, future in self._hashing.items() if future.done()]:
+            try:
+                record = self._hashing.pop(path).result()
+            except OSError:
+                record = None
+            if record is None:
+                # Whoever writes it may see that too, and send it again; the folder's last check decides.
+                self._wrong.add(path)
+            else:
+                self.records[path] = record
+                self._hand_on()
+        for entry in self._model.entries:
+            if self._is_new(entry) and entry.path not in self._hashing:
+                self._hashing[entry.path] = self._pool.submit(check_file, self._model.staging, entry)
+        if time.monotonic() - self._said >= TELL:
+            self._said = time.monotonic()
+            self._tell()
+
+    def _hand_on(self) -> None:
+        if config_path(self._model).exists():
+            write_list(self._model, self.records)
+
+    def _tell(self) -> None:
+        total = sum(entry.size for entry in self._model.entries)
+        here, now = total - missing_bytes(self._model), time.monotonic()
+        self._arrived.append((now, here))
+        while now - self._arrived[0][0] > RATE_OVER:
+            self._arrived.popleft()
+        since, before = self._arrived[0]
+        self._beat += 1
+        told = {"beat": self._beat, "total": total, "here": here, "checked": len(self.records)}
+        rate = (here - before) / (now - since) if now > since else 0.0
+        publish(self._model, {**told, "files": len(self._model.entries), "rate": max(0.0, rate)})
+
+
+def progress_of(state: dict[str, Any]) -> str:
+    """Return in words how far a transfer is: bytes, rate, and when it will be done at that rate."""
+    if not state.get("total"):
+        return "looking at what is there"
+    total, here, rate = int(state["total"]), int(state["here"]), float(state["rate"])
+    if here >= total:
+        return f"all {total / 1e9:.2f} GB here, {state['checked']} of {state['files']} files checked"
+    text = f"{here / 1e9:.2f} of {total / 1e9:.2f} GB ({100 * here // total} %), {rate / 1e6:.1f} MB/s"
+    return text + (f", {duration((total - here) / rate)} left" if rate > 0 else "")
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person says it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+# ---- in the background ---------------------------------------------------------------------------------------
+
+
+def job_path(model: Model) -> Path:
+    """Return the file that a transfer in the background keeps locked; its process id stands in it."""
+    return run_folder(model) / "job"
+
+
+def begin(model: Model, fetch: Fetch) -> None:
+    """Gather the model in a process of its own, which outlives this one and its connection."""
+    end_job(model)
+    make_run_folder(model)
+    publish(model, {"beat": 0})
+    held = os.open(job_path(model), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise WeightsError(
+            f"another apply has just begun to fill {model.staging} on {socket.gethostname()}: wait for it, then "
+            "apply again"
+        ) from None
+    # Emptied only by who has it: the number in it is that of the one at work.
+    os.ftruncate(held, 0)
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        os.write(held, str(child).encode())
+        os.close(held)
+        return
+    # A group of its own, so that it ends together with its rsync.
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    try:
+        gather(model, fetch)
+    except WeightsError as error:
+        publish(model, {"beat": -1, "failed": str(error)})
+    except OSError as error:
+        publish(model, {"beat": -1, "failed": told(error, model.directory)})
+    except Exception as error:  # noqa: BLE001  (nobody else sees it: the apply reads it there)
+        publish(model, {"beat": -1, "failed": f"{type(error).__name__}: {error}: tell the authors, then {AGAIN}"})
+    os._exit(0)
+
+
+def job_of(model: Model) -> int | None:
+    """Return the process id of the transfer that runs in the background; None: none does."""
+    try:
+        held = os.open(job_path(model), os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # It has only just begun where no number stands there yet.
+        for _ in range(20):
+            text = os.pread(held, 20, 0).decode()
+            if text.isdigit():
+                return int(text)
+            time.sleep(0.05)
+    finally:
+        os.close(held)
+    return None
+
+
+def end_job(model: Model) -> bool:
+    """End a transfer in the background, of an apply that is gone; return whether there was one."""
+    child = job_of(model)
+    if child is None:
+        return False
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, number)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if job_of(model) is None:
+                return True
+            time.sleep(0.1)
+    raise WeightsError(f"process {child} on {socket.gethostname()} still fills {model.staging}: end it, then {AGAIN}")
+
+
+def wait(model: Model, seconds: int) -> dict[str, Any]:
+    """Return how far the transfer in the background is, at the latest after so many seconds; raise when it failed."""
+    deadline = time.monotonic() + seconds
+    while True:
+        # Asked first: what a process told before it ended is read after that.
+        runs = job_of(model) is not None
+        state = read_state(model) or {}
+        if state.get("placed"):
+            # Who serves a placed model says no more than that.
+            again = state.get("fetched_again", [])
+            text = f"all files here; arrived damaged and were fetched again: {', '.join(again)}" if again else ""
+            fetched = {"fetched": state.get("fetched", []), "fetched_again": again}
+            return {
+                "changed": state.get("changed", False),
+                "present": True,
+                "done": True,
+                "progress": text or "all files here",
+                **fetched,
+            }
+        if state.get("failed"):
+            raise WeightsError(state["failed"])
+        if not runs:
+            raise WeightsError(f"the transfer on {socket.gethostname()} ended without a word: {AGAIN}")
+        if time.monotonic() >= deadline:
+            told_ = {"here_bytes": state.get("here", 0), "rate": state.get("rate", 0.0)}
+            return {"changed": False, "present": False, "done": False, "progress": progress_of(state), **told_}
+        time.sleep(LOOK / 2)
+
+
 # ---- fetching ----------------------------------------------------------------------------------------------
 
 
-def gather(model: Model, fetch: Callable[[list[Entry], int], None]) -> tuple[list[str], list[str]]:
+def gather(model: Model, fetch: Fetch) -> dict[str, Any]:
     """Fetch what the staging folder lacks, check, fetch damaged files once more, and place the model.
 
-    `fetch` gets the files and the open lock. Returns the paths fetched, and those of them fetched twice.
+    `fetch` gets the files and the open lock. Each file is hashed as soon as it is whole, and from then on handed on.
+    Returns the paths fetched, and those of them fetched twice.
     """
     take_back(model)
     descriptor = lock(model)
+    watch = Watch(model)
     try:
         if is_placed(model):  # by the run that held the lock
             remove(model.staging)
-            return [], []
+            watch.ended({"changed": False, "fetched": [], "fetched_again": []})
+            return {"fetched": [], "fetched_again": []}
+        if not isinstance(fetch, Receive):
+            # That folder is its user's already, and was seen to before it was given away.
+            clear_way(model)
         check_room(model)
-        take_from_others(model, lacking(model))
-        wanted = lacking(model)
-        if wanted:
-            fetch(wanted, descriptor)
-        wrong = place(model)
+        with watch:
+            take_from_others(model, lacking(model))
+            wanted = lacking(model)
+            if wanted:
+                fetch(wanted, descriptor)
+        wrong = place(model, watch.records)
         if wrong:
-            fetch(wrong, descriptor)
-            still = place(model)
+            with watch:
+                fetch(wrong, descriptor)
+            still = place(model, watch.records)
             if still:
                 raise WeightsError(
                     f"{paths_of(still)} arrived damaged twice (another hash than the manifest's): check "
@@ -617,7 +1028,10 @@ def gather(model: Model, fetch: Callable[[list[Entry], int], None]) -> tuple[lis
                 )
     finally:
         os.close(descriptor)
-    return sorted({entry.path for entry in [*wanted, *wrong]}), [entry.path for entry in wrong]
+    fetched = sorted({entry.path for entry in [*wanted, *wrong]})
+    result = {"fetched": fetched, "fetched_again": [entry.path for entry in wrong]}
+    watch.ended({"changed": True, **result})
+    return result
 
 
 def take_from_others(model: Model, wanted: list[Entry]) -> None:
@@ -654,44 +1068,249 @@ def paths_of(entries: list[Entry]) -> str:
     return ", ".join(entry.path for entry in entries)
 
 
-def pull_argv(rsync: str, source: str, port: int, address: str | None, staging: Path) -> list[str]:
-    """Return the rsync command that fetches listed files from a peer's daemon, going on within a file."""
-    host = f"[{source}]" if ":" in source else source
-    argv = [rsync, "--files-from=-", "--append-verify", "--timeout=60", "--contimeout=20", f"--port={port}"]
-    if address:
-        argv.append(f"--address={address}")
-    return [*argv, f"rsync://{host}/{SERVED_AS}/", f"{staging}/"]
+def pull_argv(rsync: str, port: int, address: str | None) -> list[str]:
+    """Return the rsync command that fetches listed files from a peer's daemon, going on within a file.
+
+    Mode 0644 comes last, and so says that a file is whole.
+    """
+    argv = [rsync, "--files-from=-", "--append-verify", "--perms", "--chmod=D0755,F0644", "--ignore-missing-args"]
+    argv += ["--timeout=60", "--contimeout=20", f"--port={port}"]
+    return [*argv, *([f"--address={address}"] if address else [])]
 
 
-def pull(argv: list[str], source: str, entries: list[Entry], descriptor: int) -> None:
-    """Run rsync until the files are here. A broken connection is tried again: what arrived is kept."""
-    names = "".join(entry.path + "\n" for entry in entries)
-    for left in reversed(range(PULL_TRIES)):
+def url_of(address: str, part: str) -> str:
+    """Return the address of a part of a peer's daemon."""
+    return f"rsync://{f'[{address}]' if ':' in address else address}/{part}"
+
+
+class Pull:
+    """Fetches the files from the nodes before this one in the chain, from each at once."""
+
+    def __init__(self, params: dict[str, Any], model: Model, rsync: str) -> None:
+        self._params, self._model = params, model
+        self._argv = pull_argv(rsync, params["port"], params["address"])
+        self._over = threading.Event()
+        self._error: Exception | None = None
+
+    def __call__(self, entries: list[Entry], descriptor: int) -> None:
+        """Fetch the files, or raise what the first of the peers failed by."""
+        of: dict[str, list[Entry]] = {}
+        named = {path: source["address"] for source in self._params["sources"] for path in source["paths"]}
+        for entry in entries:
+            of.setdefault(named.get(entry.path, self._params["source"]), []).append(entry)
+        threads = [
+            threading.Thread(target=self._fetch, args=(address, mine[stream::STREAMS], descriptor))
+            for address, mine in of.items()
+            for stream in range(min(STREAMS, len(mine)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _fetch(self, address: str, entries: list[Entry], descriptor: int) -> None:
+        try:
+            self._fetch_from(address, entries, descriptor)
+        except (WeightsError, OSError) as error:
+            self._error = self._error or error
+            self._over.set()
+
+    def _fetch_from(self, address: str, entries: list[Entry], descriptor: int) -> None:
+        """Ask a peer for what it has of the files until all are here. What arrived is kept in any case."""
+        left, peer, pause = entries, Peer(address, self._argv, self._params["patience"]), ASK[0]
+        while not self._over.is_set():
+            asked, before = left, sum(staged_bytes(self._model, entry) for entry in left)
+            code, said = self._rsync(address, left, descriptor)
+            left = [entry for entry in left if not is_whole(self._model, entry)]
+            if not left:
+                return
+            if code == FULL:
+                raise WeightsError(cannot_write(self._model, said))
+            if code not in PASSING | {0}:
+                raise WeightsError(self._reason(address, said))
+            if sum(staged_bytes(self._model, entry) for entry in asked) != before:
+                peer.gave()
+                pause = ASK[0]
+                continue
+            if peer.lives(code):
+                self._over.wait(pause)
+                pause = min(1.3 * pause, ASK[1])
+                continue
+            if address == self._params["source"]:
+                raise WeightsError(self._reason(address, peer.failed or said))
+            # The chain is broken here: the first node has all files in any case.
+            address = self._params["source"]
+            peer, pause = Peer(address, self._argv, self._params["patience"]), ASK[0]
+
+    def _rsync(self, address: str, entries: list[Entry], descriptor: int) -> tuple[int, str]:
         done = subprocess.run(
-            argv,
-            input=names,
+            [*self._argv, url_of(address, SERVED_AS) + "/", f"{self._model.staging}/"],
+            input="".join(entry.path + "\n" for entry in entries),
             capture_output=True,
             text=True,
             errors="replace",
             check=False,
             pass_fds=[descriptor],
         )
-        if done.returncode == 0:
-            return
-        # 5: refused by the daemon; 10: no connection; 12: connection broken; 30, 35: silence.
-        if done.returncode not in (5, 10, 12, 30, 35) or not left:
+        return done.returncode, last_line(done.stderr, done.returncode)
+
+    def _reason(self, address: str, said: str) -> str:
+        return (
+            f"the weights cannot be fetched from {address} ({said}): "
+            f"check that both nodes see each other on the fabric, then {AGAIN}"
+        )
+
+
+class Peer:
+    """Whether a peer that has nothing new is still at work: its own transfer counts on while it lives."""
+
+    def __init__(self, address: str, argv: list[str], patience: int) -> None:
+        self._argv = [word for word in argv if word not in ("--files-from=-", "--append-verify")]
+        self._url, self._patience = f"{url_of(address, STATE_AS)}/{STATE}", patience
+        self._beat: Any = None
+        self._heard = time.monotonic()
+        self._asked = 0.0
+        self.failed = ""
+
+    def gave(self) -> None:
+        """Note that bytes came."""
+        self._heard = time.monotonic()
+
+    def lives(self, code: int) -> bool:
+        """Return whether it is worth asking again; `code` is how the last rsync ended."""
+        state = None
+        if code in (0, 23, 24) and time.monotonic() - self._asked >= ASK[1] / 2:
+            self._asked = time.monotonic()
+            state = self._state()
+        if state is not None:
+            if state.get("failed"):
+                self.failed = f"it could not get them itself: {state['failed']}"
+                return False
+            if state.get("beat") != self._beat:
+                self._beat, self._heard = state.get("beat"), time.monotonic()
+        return time.monotonic() - self._heard < self._patience
+
+    def _state(self) -> dict[str, Any] | None:
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([*self._argv, self._url, f"{folder}/"], capture_output=True, check=False)
+            try:
+                state = json.loads((Path(folder) / STATE).read_text(encoding="utf-8")) if not done.returncode else None
+            except (OSError, ValueError):
+                return None
+        return state if isinstance(state, dict) else None
+
+
+class Copy:
+    """Copies the files from a folder that the node has mounted."""
+
+    def __init__(self, folder: str, model: Model, rsync: str) -> None:
+        self._folder, self._model = folder, model
+        self._argv = [rsync, "--files-from=-", "--copy-links", "--append-verify", "--perms", "--chmod=D0755,F0644"]
+
+    def __call__(self, entries: list[Entry], descriptor: int) -> None:
+        """Copy the files; raise where the folder is not there or lacks one."""
+        host = socket.gethostname()
+        if not Path(self._folder).is_dir():
             raise WeightsError(
-                f"the weights cannot be fetched from {source} ({last_line(done.stderr, done.returncode)}): "
-                f"check that both nodes see each other on the fabric, then {AGAIN}"
+                f"{self._folder} is not there on {host}: mount it on every node, or remove ppdeploy_model_on_nodes"
             )
-        time.sleep(2)
+        done = subprocess.run(
+            [*self._argv, f"{self._folder.rstrip('/')}/", f"{self._model.staging}/"],
+            input="".join(entry.path + "\n" for entry in entries),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            pass_fds=[descriptor],
+        )
+        said = last_line(done.stderr, done.returncode)
+        if done.returncode == FULL:
+            raise WeightsError(cannot_write(self._model, said))
+        if done.returncode != 0:
+            raise WeightsError(
+                f"the files cannot be copied from {self._folder} on {host} ({said}): check the mount, then {AGAIN}"
+            )
+
+
+class Receive:
+    """Waits for what the controller copies into the staging folder."""
+
+    def __init__(self, params: dict[str, Any], model: Model) -> None:
+        self._patience, self._model = params["patience"], model
+        self._came = False
+
+    def __call__(self, entries: list[Entry], _descriptor: int) -> None:
+        """Return when all files are whole; raise when nothing comes any more, or what came was damaged."""
+        if self._came:
+            raise WeightsError(damage(self._model, entries))
+        # The copy is begun after this: until its first byte it may take longer.
+        seen, since, patience = -1, time.monotonic(), START * self._patience
+        while not all(is_whole(self._model, entry) for entry in entries):
+            now = sum(staged_bytes(self._model, entry) for entry in entries)
+            if now != seen:
+                patience = self._patience if seen >= 0 else patience
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > patience:
+                short = [entry for entry in entries if not is_whole(self._model, entry)]
+                raise WeightsError(
+                    f"nothing came from the controller for {patience} s, and {paths_of(short[:3])} "
+                    f"did not arrive in full on {socket.gethostname()}: {AGAIN}"
+                )
+            time.sleep(LOOK)
+        self._came = True
+
+
+def cannot_write(model: Model, said: str) -> str:
+    """Return the sentence for a disk that does not take the files."""
+    return (
+        f"the files cannot be written to {model.staging} on {socket.gethostname()} ({said}): "
+        f"see to the disk there, then {AGAIN}"
+    )
+
+
+def redacted(text: str) -> str:
+    """Return the text without users and passwords in its URLs."""
+    return re.sub(r"(\w+://)[^/\s]*@", r"\1***@", text)
 
 
 def last_line(text: str, code: int) -> str:
     """Return the line of rsync's errors that says why; its own last line only sums up."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not re.match(r"rsync error:", line)]
-    return (telling or lines or [f"exit code {code}"])[-1][:300]
+    # The other side says last that its pipe broke.
+    full = [line for line in telling if NO_SPACE.search(line)]
+    return (full or telling or lines or [f"exit code {code}"])[-1][:300]
+
+
+def way_out(params: dict[str, Any]) -> dict[str, str]:
+    """Return the environment that leads a program by the proxy, and tells it which certificates to trust.
+
+    huggingface_hub from 1.0 on asks by httpx or httpx2, before that by requests. All of them take a proxy as urllib
+    does; for certificates httpx reads SSL_CERT_FILE and requests REQUESTS_CA_BUNDLE (their own documentation,
+    "Environment variables" and "SSL Cert Verification"). hf_xet, for files beyond 50 GB, reads the names in capitals
+    and SSL_CERT_FILE.
+    With a proxy the node's own exceptions do not count.
+    """
+    found = {}
+    if params["proxy"]:
+        found = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), params["proxy"])
+    if params["proxy"] or params["no_proxy"]:
+        found["no_proxy"] = ",".join(params["no_proxy"])
+    found.update({name.upper(): value for name, value in found.items()})
+    if params["ca_bundle"]:
+        found.update(dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), params["ca_bundle"]))
+    return found
+
+
+def check_certificates(path: str | None) -> None:
+    """Refuse a file of certificates that is not there: the client's own word for it names no variable."""
+    if path and not Path(path).is_file():
+        raise WeightsError(
+            f"ppdeploy_ca_bundle names {path}, which is no file on {socket.gethostname()}: put your certificates "
+            "there, or name the file that has them"
+        )
 
 
 def download(params: dict[str, Any], model: Model, entries: list[Entry], descriptor: int) -> None:
@@ -710,6 +1329,7 @@ def download(params: dict[str, Any], model: Model, entries: list[Entry], descrip
     environment = {name: os.environ[name] for name in kept + certificates if name in os.environ}
     environment.update(
         {
+            **way_out(params),
             "HOME": str(home),
             "HF_HOME": str(home),
             "HF_ENDPOINT": params["endpoint"],
@@ -726,6 +1346,7 @@ def download(params: dict[str, Any], model: Model, entries: list[Entry], descrip
     job = {
         "repository": params["repository"],
         "commit": params["commit"],
+        "endpoint": str(params["endpoint"]).rstrip("/"),
         "folder": str(model.staging),
         "files": [{"path": entry.path, "size": entry.size, "part": str(part_path(model, entry))} for entry in entries],
         "token": params["token"],
@@ -743,12 +1364,12 @@ def download(params: dict[str, Any], model: Model, entries: list[Entry], descrip
         **identity,
     )
     if done.returncode != 0:
-        raise WeightsError(download_error(params, done))
+        raise WeightsError(download_error(params, model, done))
 
 
-def download_error(params: dict[str, Any], done: subprocess.CompletedProcess[str]) -> str:
+def download_error(params: dict[str, Any], model: Model, done: subprocess.CompletedProcess[str]) -> str:
     """Return what went wrong with a download as one sentence, without the token."""
-    page = f"{params['endpoint']}/{params['repository']}"
+    page = f"{params['endpoint']}/{params['repository']}" if params["repository"] else str(params["endpoint"])
     try:
         error = json.loads(done.stdout.strip().splitlines()[-1])
         kind, status, text = str(error["kind"]), error["status"], " ".join(str(error["text"]).split())
@@ -756,8 +1377,25 @@ def download_error(params: dict[str, Any], done: subprocess.CompletedProcess[str
         kind, status, text = "", None, last_line(done.stderr, done.returncode)
     if params["token"]:
         text = text.replace(params["token"], "***")
+    text = redacted(text)
+    if NO_SPACE.search(text):
+        return cannot_write(model, text[:300])
     if "No module named 'huggingface_hub'" in text:
         return f"{params['python']} has no huggingface_hub: set model_store_python to that of a vLLM venv"
+    if "certificate verify failed" in text.lower():
+        return (
+            f"the certificate of {page}, or of the proxy before it, is not trusted on {socket.gethostname()}: name the "
+            "file there that has your certificates in ppdeploy_ca_bundle, then apply again"
+        )
+    # Classes of their own are what the hub itself said.
+    if params["proxy"] and (status is None or (status in OF_PROXY and kind == "HfHubHTTPError")) and kind:
+        token = ", the token in ppdeploy_hf_token" if status == 403 and params["token"] else ""
+        return (
+            f"the download from {page} failed by way of the proxy ({kind}: {text[:300]}): check ppdeploy_proxy{token}, "
+            f"or name the host in ppdeploy_no_proxy, then {AGAIN}"
+        )
+    if status and not params["repository"]:
+        return f"{page} answered HTTP {status} ({text[:300]}): check the files on that server, then {AGAIN}"
     if kind == "GatedRepoError":
         return f"{page} is gated: accept its terms there, and give that account's token in ppdeploy_hf_token"
     if kind in {"RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFoundError"}:
@@ -765,8 +1403,13 @@ def download_error(params: dict[str, Any], done: subprocess.CompletedProcess[str
             f"{page} has no commit {params['commit']} with all files, or is private: check the name, or give "
             "a token for it in ppdeploy_hf_token"
         )
-    if status in {401, 403}:
+    if status in {401, 403} and params["token"]:
         return f"the hub refused the token (HTTP {status}): give a valid one in ppdeploy_hf_token"
+    if status in {401, 403}:
+        return (
+            f"{page} answered HTTP {status} without a token: give one in ppdeploy_hf_token, or check what stands "
+            f"between {socket.gethostname()} and the hub"
+        )
     return f"the download from {page} failed ({kind or 'error'}: {text[:300]}): {AGAIN}"
 
 
@@ -775,11 +1418,14 @@ def download_error(params: dict[str, Any], done: subprocess.CompletedProcess[str
 
 def unit_name(model: Model) -> str:
     """Return the transient unit's name."""
-    return f"ppdeploy-weights-{model.digest[:12]}.service"
+    return f"{transfer_name(model)}.service"
 
 
 def daemon_config(model: Model, peers: list[str]) -> str:
-    """Return rsyncd.conf for one read-only model folder that answers only to the peers."""
+    """Return rsyncd.conf for one read-only model folder that answers only to the peers.
+
+    It is read anew for each connection. As long as the model is not placed, only files that were checked are given.
+    """
     lines = ["read only = yes", "list = no", "reverse lookup = no", "forward lookup = no", "timeout = 300"]
     if os.geteuid() == 0:
         # The daemon leaves its rights and the rest of the file system behind.
@@ -787,8 +1433,39 @@ def daemon_config(model: Model, peers: list[str]) -> str:
         lines += ["use chroot = yes", f"uid = {nobody.pw_uid}", f"gid = {nobody.pw_gid}"]
     else:
         lines.append("use chroot = no")
-    lines += [f"hosts allow = {' '.join(peers)}", "", f"[{SERVED_AS}]", f"path = {model.directory}", ""]
+    lines += [f"hosts allow = {' '.join(peers)}", "", f"[{SERVED_AS}]"]
+    if is_placed(model):
+        lines += [f"path = {model.directory}"]
+    else:
+        lines += [f"path = {model.staging}", f"include from = {list_path(model)}", "exclude = *"]
+    lines += ["", f"[{STATE_AS}]", f"path = {run_folder(model) / STATE_AS}", ""]
     return "\n".join(lines)
+
+
+def list_path(model: Model) -> Path:
+    """Return the list of the files that the daemon may give before the model is placed."""
+    return run_folder(model) / "files"
+
+
+def write_list(model: Model, paths: Iterable[str]) -> None:
+    """Write the list, as rsync's rules: each file, and the folders that lead there."""
+    rules = {f"/{parent}/" for path in paths for parent in Path(path).parents if parent.name}
+    rules |= {f"/{path}" for path in paths}
+    replace(list_path(model), "".join(f"{rule}\n" for rule in sorted(rules)))
+
+
+def write_config(model: Model) -> None:
+    """Write the daemon's configuration anew for the folder that has the model now."""
+    peers = (run_folder(model) / "peers").read_text(encoding="utf-8").split()
+    replace(config_path(model), daemon_config(model, peers))
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file that may be read at any moment."""
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(text, encoding="utf-8")
+    draft.chmod(0o644)
+    draft.rename(path)
 
 
 def serve_argv(model: Model, config: Path, params: dict[str, Any], rsync: str) -> list[str]:
@@ -796,7 +1473,6 @@ def serve_argv(model: Model, config: Path, params: dict[str, Any], rsync: str) -
     properties = {
         "Type": "exec",
         "RuntimeMaxSec": str(params["serve_seconds"]),
-        "ExecStopPost": f"/bin/rm -f {config}",
         "IPAddressDeny": "any",
         "IPAddressAllow": " ".join([params["address"], *params["peers"]]),
         # What it needs to leave root and to see nothing but the model.
@@ -822,8 +1498,8 @@ def serve_argv(model: Model, config: Path, params: dict[str, Any], rsync: str) -
 
 
 def config_path(model: Model) -> Path:
-    """Return the place of the daemon's configuration, which goes with the unit."""
-    return RUN / (f"ppdeploy-weights-{model.digest[:12]}.conf")
+    """Return the place of the daemon's configuration."""
+    return run_folder(model) / "rsyncd.conf"
 
 
 def serve(model: Model, params: dict[str, Any], rsync: str) -> None:
@@ -831,7 +1507,10 @@ def serve(model: Model, params: dict[str, Any], rsync: str) -> None:
     unserve(model)
     check_port(params["address"], params["port"])
     config = config_path(model)
-    write(config, daemon_config(model, params["peers"]))
+    replace(make_run_folder(model) / "peers", " ".join(params["peers"]))
+    write_list(model, [])
+    write_config(model)
+    publish(model, {"beat": -1, "placed": True} if is_placed(model) else {"beat": 0})
     done = subprocess.run(
         serve_argv(model, config, params, rsync),
         capture_output=True,
@@ -860,14 +1539,15 @@ def serve(model: Model, params: dict[str, Any], rsync: str) -> None:
 
 
 def unserve(model: Model) -> bool:
-    """Stop the daemon and remove its configuration; return whether there was anything of it."""
-    config = config_path(model)
+    """Stop the daemon and a transfer in the background, and leave nothing of them; return whether there was any."""
+    folder = run_folder(model)
     active = subprocess.run(["systemctl", "is-active", "--quiet", unit_name(model)], capture_output=True, check=False)
-    found = active.returncode == 0 or config.exists()
-    if found:
+    ended = end_job(model)
+    if active.returncode == 0:
         subprocess.run(["systemctl", "stop", unit_name(model)], capture_output=True, check=False)
-        remove(config)
-    return found
+    found = folder.exists()
+    remove(folder)
+    return found or ended or active.returncode == 0
 
 
 def family(address: str) -> socket.AddressFamily:
@@ -923,9 +1603,12 @@ def connecting_user() -> str:
 def stage(model: Model, owner: str | None) -> dict[str, Any]:
     """Make the staging folder and give it, with all in it, to the user who copies."""
     user = find_user(owner or connecting_user())
+    end_job(model)
     take_back(model)
     descriptor = lock(model)
     try:
+        own_folders(model)
+        clear_way(model)
         needed = check_room(model)
         give(model, user)
     finally:
@@ -945,12 +1628,17 @@ def verify(model: Model) -> None:
         os.close(descriptor)
     damaged = [entry for entry in wrong if entry not in missing]
     if damaged:
-        raise WeightsError(
-            f"{paths_of(damaged)} arrived damaged, the hash is not the manifest's: the file was removed from "
-            f"{model.staging} on {socket.gethostname()}, run it again to send it anew"
-        )
+        raise WeightsError(damage(model, damaged))
     if wrong:
         raise WeightsError(f"{paths_of(wrong)} did not arrive in full on {socket.gethostname()}: {AGAIN}")
+
+
+def damage(model: Model, entries: list[Entry]) -> str:
+    """Return the sentence for files that the controller sent and that are not right."""
+    return (
+        f"{paths_of(entries)} arrived damaged, the hash is not the manifest's: the file was removed from "
+        f"{model.staging} on {socket.gethostname()}, run it again to send it anew"
+    )
 
 
 def rehash(model: Model) -> None:
@@ -988,41 +1676,71 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     model = read_model(params["directory"], params["manifest"])
     common = {"digest": model.digest, "directory": str(model.directory), "staging": str(model.staging)}
     if state == "unserved":
-        found = config_path(model).exists() if module.check_mode else unserve(model)
+        found = run_folder(model).exists() if module.check_mode else unserve(model)
         return {**common, "changed": found, "present": is_placed(model)}
-    if is_placed(model):
-        if state == "verified" and params["rehash"]:
-            rehash(model)
-        if state == "served" and not module.check_mode:
+    if state == "waited":
+        nothing = {"changed": False, "present": is_placed(model), "done": True, "progress": ""}
+        return {**common, **(nothing if module.check_mode else wait(model, params["seconds"]))}
+    present = is_placed(model)
+    if state == "served":
+        if not module.check_mode:
             serve(model, params, program(module, "rsync"))
         # Nothing of the daemon outlives the transfer, so the node is not another one for having it.
-        return {
-            **common,
-            "changed": False,
-            "present": True,
-            "missing_bytes": 0,
-            "fetched": [],
-            "fetched_again": [],
-        }
+        return {**common, "changed": False, "present": present}
+    background = params["background"] and not module.check_mode
+    if present:
+        return {**common, **stand(model, params, background=background)}
     if state == "fits":
-        program(module, "rsync")
+        if not module.check_mode:
+            # A check comes here before what an apply installs first.
+            program(module, "rsync")
         return {**common, "changed": False, "present": False, "missing_bytes": check_room(model)}
     if module.check_mode:
         would = {"owner": params["owner"] or connecting_user()} if state == "staged" else {"fetched": []}
         return {**common, "changed": True, "present": False, **would}
-    if state == "served":
-        raise WeightsError(f"{model.directory} is not placed on {socket.gethostname()}: it cannot be served")
     if state == "staged":
         return {**common, "present": False, **stage(model, params["owner"])}
     if state == "verified":
         verify(model)
         return {**common, "changed": True, "present": True}
-    if state == "pulled":
-        argv = pull_argv(program(module, "rsync"), params["source"], params["port"], params["address"], model.staging)
-        fetched = gather(model, lambda entries, held: pull(argv, params["source"], entries, held))
-    else:
-        fetched = gather(model, lambda entries, held: download(params, model, entries, held))
-    return {**common, "changed": True, "present": True, "fetched": fetched[0], "fetched_again": fetched[1]}
+    fetch = fetcher(module, model)
+    if background:
+        begin(model, fetch)
+        return {**common, "changed": True, "present": False}
+    return {**common, "changed": True, "present": True, **gather(model, fetch)}
+
+
+def stand(model: Model, params: dict[str, Any], *, background: bool) -> dict[str, Any]:
+    """Return what is to be said of a model that is placed; it is only read again where that is asked."""
+    if params["state"] == "verified" and params["rehash"]:
+        rehash(model)
+    nothing: dict[str, Any] = {"changed": False, "fetched": [], "fetched_again": []}
+    if background:
+        make_run_folder(model)
+        publish(model, {"placed": True, **nothing})
+    return {**nothing, "present": True, "missing_bytes": 0}
+
+
+def fetcher(module: AnsibleModule, model: Model) -> Fetch:
+    """Return what brings files into the staging folder."""
+    params = module.params
+    if params["state"] == "pulled":
+        return Pull(params, model, program(module, "rsync"))
+    if params["state"] == "copied":
+        return Copy(params["folder"], model, program(module, "rsync"))
+    if params["state"] == "received":
+        return Receive(params, model)
+    check_certificates(params["ca_bundle"])
+    return lambda entries, held: download(params, model, entries, held)
+
+
+def told(error: OSError, directory: Path) -> str:
+    """Return the sentence for what the system refused. A write that fails names no file."""
+    where = error.filename or f"beside {directory}, or in the folder for temporary files"
+    return (
+        f"{error.strerror or error} ({where}) on {socket.gethostname()}: "
+        f"check the disk and the folder's mode, then {AGAIN}"
+    )
 
 
 def program(module: AnsibleModule, name: str) -> str:
@@ -1040,7 +1758,10 @@ def main() -> None:
             "state": {
                 "type": "str",
                 "required": True,
-                "choices": ["fits", "staged", "verified", "downloaded", "pulled", "served", "unserved"],
+                "choices": [
+                    *("fits", "staged", "verified", "copied", "downloaded", "pulled", "received", "served", "unserved"),
+                    "waited",
+                ],
             },
             "directory": {"type": "path", "required": True},
             "manifest": {
@@ -1061,17 +1782,35 @@ def main() -> None:
             "peers": {"type": "list", "elements": "str", "default": []},
             "serve_seconds": {"type": "int", "default": 43200},
             "source": {"type": "str"},
+            "sources": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "address": {"type": "str", "required": True},
+                    "paths": {"type": "list", "elements": "str", "required": True},
+                },
+            },
+            "folder": {"type": "path"},
+            "patience": {"type": "int", "default": 60},
+            "background": {"type": "bool", "default": False},
+            "seconds": {"type": "int", "default": 4},
             "repository": {"type": "str"},
             "commit": {"type": "str"},
             "endpoint": {"type": "str"},
             "token": {"type": "str", "no_log": True},
             "python": {"type": "path"},
             "user": {"type": "str", "default": "nobody"},
+            # One of a role used alone may hold a password.
+            "proxy": {"type": "str", "no_log": True},
+            "no_proxy": {"type": "list", "elements": "str", "default": []},
+            "ca_bundle": {"type": "path"},
         },
         required_if=[
             ("state", "served", ["address", "peers"]),
             ("state", "pulled", ["source"]),
-            ("state", "downloaded", ["repository", "commit", "endpoint", "python"]),
+            ("state", "downloaded", ["endpoint", "python"]),
+            ("state", "copied", ["folder"]),
         ],
         supports_check_mode=True,
     )
@@ -1080,11 +1819,7 @@ def main() -> None:
     except WeightsError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        module.fail_json(
-            msg=f"{error.strerror or error}{where} on {socket.gethostname()}: "
-            f"check the disk and the folder's mode, then {AGAIN}"
-        )
+        module.fail_json(msg=told(error, Path(module.params["directory"])))
     module.exit_json(**result)
 
 

@@ -1,11 +1,10 @@
-"""A unit's processes as the kernel lists them, and their end by SIGKILL, without systemd's help (rule 3)."""
+"""A unit's processes as the kernel lists them, whatever systemd says of the unit (rule 3)."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import signal
 from pathlib import Path
 
 _ROOTS = ("/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup")
@@ -47,21 +46,6 @@ def processes(group: Path) -> set[int]:
             except OSError as error:
                 _unless_gone(error)
     return found
-
-
-def kill(group: Path, own_unit: str) -> None:
-    """Send SIGKILL to every process of the group. A number that has become another process is left alone."""
-    for pid in processes(group):
-        with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(pid)
-            try:
-                # The handle is of whoever has the number now: look again before using it.
-                if own_unit in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8"):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-            except FileNotFoundError:
-                continue
-            finally:
-                os.close(handle)
 
 
 def stuck(pids: set[int]) -> str:

@@ -114,7 +114,7 @@ def _config(data: dict[str, Any]) -> Config:
         root=Path(data.get("root", "/opt/ppdeploy")),
         state=Path(data.get("state", "/var/lib/ppdeploy/agent")),
         run=Path(data.get("run", "/run/ppdeploy-agent")),
-        keep=Path(data.get("keep", f"/var/lib/ppdeploy/{pipeline}")),
+        keep=Path(data.get("keep", f"/var/lib/ppdeploy/agent/{pipeline}")),
         unit=str(data.get("unit", f"ppdeploy-rank@{pipeline}.service")),
         device=str(data.get("device", "cuda")),
         settings=Settings(**numbers),

@@ -80,8 +80,7 @@ class Kept(NamedTuple):
 class Keeper:
     """Keeps the ends of ranks' journals below `folder`/failures, the first failure of a series and the newest ones.
 
-    The parent folder belongs to the rank's user, which is not trusted: every step is taken from an open
-    directory that must be root's own, and no link is followed.
+    Every step is taken from an open directory that must be the agent's own, and no link is followed.
     """
 
     def __init__(self, folder: Path, unit: str) -> None:
@@ -106,6 +105,7 @@ class Keeper:
 
     def _write(self, failure: Kept) -> None:
         text = self._last_life()
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         with _own_folder(self._folder, "failures") as folder:
             name = folder_name(failure.generation)
             with contextlib.suppress(FileExistsError):

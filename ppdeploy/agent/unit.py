@@ -6,7 +6,6 @@ loop never waits for it (rule 24). What systemd said before the last change coun
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import subprocess
 import threading
@@ -135,14 +134,14 @@ class RankUnit:
         self._calls.put(("start", "--no-block", self._unit))
 
     def kill(self) -> None:
-        """Revoke the ticket, kill what runs, and have systemd drop its job."""
+        """Revoke the ticket, and have systemd kill every process of the unit and drop its job.
+
+        The agent itself has no right to signal another user's processes.
+        """
         ticket.revoke(self._ticket)
         self._killed_at = now()
         self._changed()
-        if self._group and self._root is not None:
-            # What cannot be listed now is killed the next time; systemd is told in any case.
-            with contextlib.suppress(OSError):
-                cgroup.kill(Path(f"{self._root}{self._group}"), self._unit)
+        self._queue("kill", "--signal=SIGKILL", self._unit)
         self._queue("stop", "--no-block", self._unit)
 
     def drain(self) -> None:

@@ -1,12 +1,13 @@
 """Bundles: all files that nodes without a way out need, in one folder on the controller."""
 
 from ppdeploy.bundle.content import Bundle, BundleFile, open_bundle, verify_bundle
-from ppdeploy.bundle.make import Progress, default_folder, make_bundle
+from ppdeploy.bundle.make import ModelWish, Progress, default_folder, make_bundle
 from ppdeploy.bundle.unpacked import unpacked_cache
 
 __all__ = [
     "Bundle",
     "BundleFile",
+    "ModelWish",
     "Progress",
     "default_folder",
     "make_bundle",

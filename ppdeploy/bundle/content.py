@@ -1,30 +1,43 @@
-"""What a bundle is: `manifest.json`, written last, beside the folders `wheels` and `locks` that it names."""
+"""What a bundle is: `manifest.json`, written last, beside the folders that it names the files of."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from ppdeploy.errors import InputError
 from ppdeploy.locks import Lock
+from ppdeploy.manifest import Manifest, needed_files
 
 MANIFEST = "manifest.json"
 WHEELS = "wheels"
 LOCKS = "locks"
+PACKAGES = "packages"
+MODELS = "models"
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _below(path: str) -> str:
+    """Refuse a path that leads out of the bundle: a changed manifest must not name files that lie elsewhere."""
+    if {"", ".", ".."} & set(path.split("/")) or "\0" in path:
+        raise ValueError("it leads out of the bundle")
+    return path
+
+
+_Path = Annotated[str, AfterValidator(_below)]
+
+
 class BundleFile(_Frozen):
     """A file of the bundle."""
 
-    path: str = Field(pattern=r"^(wheels|locks)/[^/]+$", description="below the bundle")
+    path: _Path = Field(pattern=r"^((wheels|locks|packages)/[^/]+|models(/[^/]+){2,})$", description="below the bundle")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0, description="bytes")
 
@@ -32,21 +45,41 @@ class BundleFile(_Frozen):
 class BundleLock(_Frozen):
     """A lock that the bundle can install, and the files that it takes."""
 
-    file: str = Field(description="below the bundle, such as locks/NAME.txt")
+    file: _Path = Field(pattern=r"^locks/[^/]+$", description="below the bundle, such as locks/NAME.txt")
     digest: str
     device: Literal["cuda", "cpu"]
     vllm_version: str
     python: str
     machine: str
-    wheels: tuple[str, ...] = Field(description="names in the folder wheels")
-    uv: str = Field(description="name in the folder wheels of the uv for this machine")
+    wheels: tuple[_Path, ...] = Field(description="names in the folder wheels")
+    uv: _Path = Field(description="name in the folder wheels of the uv for this machine")
+
+
+class BundlePackages(_Frozen):
+    """System packages, in the folder `packages` with apt's index of them."""
+
+    system: str = Field(description="of the nodes that they are for, such as debian 12")
+    machine: str
+    architecture: str = Field(description="as dpkg names the machine")
+    names: tuple[str, ...] = Field(description="what was asked for; the folder has what these need, too")
+
+
+class BundleModel(_Frozen):
+    """A model, as a folder that `ppdeploy_model` can name."""
+
+    path: _Path = Field(pattern=r"^models/[^/]+$", description="below the bundle, such as models/NAME")
+    repository: str
+    commit: str
+    files: tuple[_Path, ...] = Field(description="below its folder")
 
 
 class Bundle(_Frozen):
-    """A whole bundle. Later kinds of content (models, system packages) become further fields and folders."""
+    """A whole bundle."""
 
     schema_version: Literal[1] = 1
     locks: tuple[BundleLock, ...]
+    packages: BundlePackages | None = None
+    models: tuple[BundleModel, ...] = ()
     files: tuple[BundleFile, ...]
     _path: Path = PrivateAttr()
 
@@ -78,6 +111,32 @@ class Bundle(_Frozen):
             remedy="make it again with `ppdeploy bundle`",
         )
 
+    def require_packages(self, system: str, machine: str, host: str, names: Collection[str] = ()) -> None:
+        """Refuse a host for whose system (such as `debian 12`) the bundle has no packages, or not these; InputError."""
+        held = self.packages
+        if held is not None and (held.system, held.machine) == (system, machine):
+            absent = [name for name in names if name not in held.names]
+            if not absent:
+                return
+            raise InputError(
+                f"the bundle lacks the system package{'s' * (len(absent) > 1)} {', '.join(absent)}",
+                where=f"{host}, {self._path}",
+                remedy="make it again with `ppdeploy bundle --packages`, or install it there by hand",
+            )
+        told = f"only some for {held.system} on {held.machine}" if held else "none at all"
+        raise InputError(
+            f"the bundle has no system packages for {system} on {machine}, {told}",
+            where=f"{host}, {self._path}",
+            remedy=f"make it again with `ppdeploy bundle --packages` on a machine with {system}, or take"
+            " ppdeploy_system_packages out of the inventory and install what is missing by hand",
+        )
+
+    def needs(self) -> set[str]:
+        """Return the paths of what its locks and models are made of."""
+        locks = {lock.file for lock in self.locks}
+        wheels = {f"{WHEELS}/{name}" for lock in self.locks for name in (*lock.wheels, lock.uv)}
+        return locks | wheels | {f"{model.path}/{name}" for model in self.models for name in model.files}
+
     def holds(self, lock: Lock) -> bool:
         """Tell whether the bundle can install the lock."""
         return any(held.digest == lock.digest for held in self.locks)
@@ -100,6 +159,10 @@ def open_bundle(path: Path) -> Bundle:
         raise InputError(
             f"{MANIFEST} cannot be read: {_first_line(error)}", where=str(path / MANIFEST), remedy=remedy
         ) from error
+    unlisted = sorted(bundle.needs() - {file.path for file in bundle.files})
+    if unlisted:
+        what = f"{MANIFEST} names {unlisted[0]} in a lock or model, and not among the files"
+        raise InputError(what, where=str(path / MANIFEST), remedy=f"remove the folder and {remedy}")
     for file in bundle.files:
         found = path / file.path
         size = found.stat().st_size if found.is_file() else None
@@ -122,6 +185,32 @@ def verify_bundle(bundle: Bundle, seen: Callable[[BundleFile], None] | None = No
             seen(file)
 
 
+def check_model(folder: Path, files: Manifest) -> None:
+    """Refuse a model that lies in a bundle and is not as it was fetched; one that lies elsewhere is left alone.
+
+    `files` has the hashes of the folder's files as they are. Files that were added are no harm. Raises InputError.
+    """
+    try:
+        bundle = Bundle.model_validate_json((folder.parent.parent / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return
+    name = folder.relative_to(folder.parent.parent).as_posix()
+    if name not in {model.path for model in bundle.models}:
+        return
+    held = {file.path: file for file in files.files}
+    known = {file.path: file for file in bundle.files}
+    for path in needed_files(path.removeprefix(f"{name}/") for path in known if path.startswith(f"{name}/")):
+        made = known[f"{name}/{path}"]
+        if path not in held or (held[path].size, held[path].sha256) != (made.size, made.sha256):
+            what = "is not the file" if path in held else "is missing, a file"
+            raise InputError(
+                f"{path} of the model {what} that the bundle was made with",
+                where=str(folder),
+                remedy="copy the bundle again, or make it again with `ppdeploy bundle`; to change the model, copy its "
+                "folder out of the bundle and name that",
+            )
+
+
 def sha256(path: Path) -> str:
     """Return the sha256 of a file in hexadecimal."""
     with path.open("rb") as stream:
@@ -129,4 +218,7 @@ def sha256(path: Path) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
     return str(error).splitlines()[0]

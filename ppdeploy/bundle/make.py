@@ -6,21 +6,25 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ppdeploy.bundle.alone import alone
 from ppdeploy.bundle.content import (
     LOCKS,
     MANIFEST,
+    PACKAGES,
     WHEELS,
     Bundle,
     BundleFile,
     BundleLock,
+    BundleModel,
+    BundlePackages,
     open_bundle,
     sha256,
-    verify_bundle,
 )
+from ppdeploy.bundle.model import fetch_model
+from ppdeploy.bundle.packages import fetch_packages
 from ppdeploy.bundle.pip import fetch
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.locks import Lock, Wheel, uv_wheel
@@ -42,6 +46,16 @@ class Progress:
     """What happens now, such as the names of the packages that are fetched."""
 
 
+@dataclass(frozen=True)
+class ModelWish:
+    """A model that is to be in a bundle."""
+
+    repository: str
+    revision: str | None = None
+    endpoint: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+
 def default_folder(locks: Sequence[Lock]) -> Path:
     """Return where the bundle of these locks lies when no folder is named."""
     digests = sorted(lock.digest for lock in locks)
@@ -55,34 +69,63 @@ def make_bundle(
     *,
     index_url: str | None = None,
     extra_index_url: str | None = None,
-    verify: bool = False,
+    packages: Sequence[str] = (),
+    model: ModelWish | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Bundle:
     """Make the bundle of one or more locks in `out`, or return it when it is there already.
 
     The files come by pip as it is set up on this machine, `index_url` standing in for its index and
     `extra_index_url` added to it. Work goes on in `OUT.partial`, which is kept when it is interrupted and
-    renamed to `out` when every hash was checked; a second run at the same time waits. `verify` hashes the
-    files of a bundle that is there already. Raises InputError, BlockedError when the disk is too small, or
-    PpdeployError from pip.
+    renamed to `out` when every hash was checked; a second run at the same time waits. `packages` are system packages,
+    fetched by this machine's apt for nodes of the same release; `model` is one of a hub. Raises InputError,
+    BlockedError when the disk is too small, or PpdeployError from pip.
     """
     wanted = [locks] if isinstance(locks, Lock) else list(locks)
     folder = out or default_folder(wanted)
     tell = progress or (lambda _: None)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _require_writable(folder)
     with alone(folder, lambda: tell(Progress(0, 0, "waiting for another ppdeploy that makes the same bundle"))):
         held = _existing(folder)
-        if held is not None and all(held.holds(lock) for lock in wanted):
-            if verify:
-                verify_bundle(held)
+        if held is not None and _is_enough(held, wanted, packages, model):
             return held
         partial = folder.with_name(f"{folder.name}.partial")
         (partial / WHEELS).mkdir(parents=True, exist_ok=True)
         if held is not None:
             _take_over(held, partial)
-        bundle = _fill(partial, wanted, index_url, extra_index_url, tell)
+        _fill(partial, wanted, index_url, extra_index_url, tell)
+        system = held.packages if held is not None else None
+        if packages:
+            shutil.rmtree(partial / PACKAGES, ignore_errors=True)
+            system = fetch_packages(packages, wanted[0].machine, partial, lambda doing: tell(Progress(0, 0, doing)))
+        models = {one.path: one for one in (held.models if held is not None else ())}
+        if model is not None:
+            made = fetch_model(
+                model.repository,
+                model.revision,
+                partial,
+                endpoint=model.endpoint,
+                token=model.token,
+                tell=lambda done, total, doing: tell(Progress(done, total, doing)),
+            )
+            models[made.path] = made
+        bundle = _write_manifest(partial, wanted, system, list(models.values()))
         _put_in_place(partial, folder)
     return bundle.at(folder)
+
+
+def _require_writable(folder: Path) -> None:
+    """Refuse a folder beside which no file can be made: the lock and what is half done lie there."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.with_name(f"{folder.name}.lock").touch()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(
+            f"nothing can be written beside the bundle's folder: {reason}",
+            where=str(folder),
+            remedy="name with --out a folder below one that you may write to",
+        ) from None
 
 
 def _fill(
@@ -91,8 +134,8 @@ def _fill(
     index_url: str | None,
     extra_index_url: str | None,
     tell: Callable[[Progress], None],
-) -> Bundle:
-    """Complete the folder of a bundle, its manifest last."""
+) -> None:
+    """Complete the wheels of a bundle."""
     wheels = partial / WHEELS
     needed: dict[str, tuple[Wheel, Lock]] = {}
     for lock in locks:
@@ -120,11 +163,18 @@ def _fill(
         )
         _check_batch(batch, wheels)
         done += sum(wheel.size for wheel in batch)
-    tell(Progress(total, total, "writing the manifest"))
+    tell(Progress(total, total, "the wheels are there"))
     for stray in wheels.iterdir():
         if stray.name not in needed:
             stray.unlink()
-    return _write_manifest(partial, locks, [wheel for wheel, _ in needed.values()])
+
+
+def _is_enough(held: Bundle, locks: Sequence[Lock], packages: Sequence[str], model: ModelWish | None) -> bool:
+    """Tell whether a bundle has all that is asked for; what a branch of a hub names is asked anew."""
+    has_packages = held.packages is not None and set(packages) <= set(held.packages.names)
+    same = [one for one in held.models if model and one.repository == model.repository]
+    has_model = model is None or any(one.commit == model.revision for one in same)
+    return all(held.holds(lock) for lock in locks) and (not packages or has_packages) and has_model
 
 
 def _watch(done: int, total: int, doing: str, tell: Callable[[Progress], None]) -> Callable[[int], None]:
@@ -139,9 +189,17 @@ def _watch(done: int, total: int, doing: str, tell: Callable[[Progress], None]) 
     return watch
 
 
-def _write_manifest(partial: Path, locks: Sequence[Lock], wheels: Sequence[Wheel]) -> Bundle:
+def _write_manifest(
+    partial: Path, locks: Sequence[Lock], packages: BundlePackages | None, models: Sequence[BundleModel]
+) -> Bundle:
     (partial / LOCKS).mkdir(exist_ok=True)
-    files = [BundleFile(path=f"{WHEELS}/{w.file}", sha256=w.sha256, size=w.size) for w in wheels]
+    wheels = {wheel.file: wheel for lock in locks for wheel in (*lock.wheels, uv_wheel(lock.machine))}
+    files = [BundleFile(path=f"{WHEELS}/{w.file}", sha256=w.sha256, size=w.size) for w in wheels.values()]
+    others = sorted((partial / PACKAGES).iterdir()) if packages else []
+    others += [partial / one.path / name for one in models for name in one.files]
+    for path in others:
+        name = path.relative_to(partial).as_posix()
+        files.append(BundleFile(path=name, sha256=sha256(path), size=path.stat().st_size))
     for lock in locks:
         (partial / LOCKS / lock.path.name).write_text(lock.text, encoding="utf-8")
         size = len(lock.text.encode())
@@ -160,6 +218,8 @@ def _write_manifest(partial: Path, locks: Sequence[Lock], wheels: Sequence[Wheel
             )
             for lock in locks
         ),
+        packages=packages,
+        models=tuple(models),
         files=tuple(sorted(files, key=lambda file: file.path)),
     )
     (partial / MANIFEST).write_text(bundle.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -227,10 +287,11 @@ def _existing(folder: Path) -> Bundle | None:
 
 
 def _take_over(held: Bundle, partial: Path) -> None:
-    """Link the wheels of an older bundle into the new one; they are checked there."""
+    """Link what an older bundle has into the new one; wheels are checked there."""
     for file in held.files:
         target = partial / file.path
-        if file.path.startswith(f"{WHEELS}/") and not target.exists():
+        if not file.path.startswith(f"{LOCKS}/") and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
             os.link(held.path / file.path, target)
 
 

@@ -83,7 +83,7 @@ def fetch(
             lambda: watch(sum(f.stat().st_size for f in scratch.rglob("*.whl") if f.is_file())),
         )
     if outcome is not None:
-        raise _explained(_redacted(outcome, index_url, extra_index_url))
+        raise _explained(redacted(outcome, index_url, extra_index_url))
 
 
 def _platforms(machine: str) -> list[str]:
@@ -123,11 +123,12 @@ def _ignoring_races(tick: Callable[[], None]) -> None:
         threading.Event().wait(0.05)
 
 
-def _redacted(text: str, *urls: str | None) -> str:
+def redacted(text: str, *urls: str | None) -> str:
+    """Return pip's words without users and passwords in its addresses, those that it was given among them."""
     for url in urls:
         if url:
-            text = text.replace(url, re.sub(r"//[^/@]*@", "//***@", url))
-    return re.sub(r"(https?://)[^/@\s]*@", r"\1***@", text)
+            text = text.replace(url, re.sub(r"//[^/]*@", "//***@", url))
+    return re.sub(r"(https?://)[^/\s]*@", r"\1***@", text)
 
 
 def _explained(output: str) -> PpdeployError:

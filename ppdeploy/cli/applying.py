@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ppdeploy.api_keys import first_key
+from ppdeploy.certificates import ca_file, ca_warning
 from ppdeploy.cli.forgetting import Forget, Yes, confirm_forgotten
 from ppdeploy.cli.options import (
     DEFAULT_INVENTORY,
@@ -28,7 +33,8 @@ from ppdeploy.cli.output import print_json, print_report, program, say
 from ppdeploy.cli.session import Session, open_session
 from ppdeploy.errors import InputError
 from ppdeploy.plan import Plan
-from ppdeploy.report import apply_report, pipeline_summary
+from ppdeploy.play import first_key_lines, trust_lines
+from ppdeploy.report import apply_report, gateway_urls, pipeline_summary
 from ppdeploy.run import RunResult, cluster_lock, plays
 
 #: Lab hosts, and nobody else, have such management addresses (RFC 2544, benchmarks).
@@ -88,15 +94,52 @@ def apply_cluster(request: Request, *, hints: bool = True, forget: Sequence[str]
     """
     session = open_session(request)
     session.check_models()
-    with cluster_lock(request.inventory, "apply"):
+    with cluster_lock(request.inventory, "apply"), _made_once(session):
         result = session.run(plays.SITE, events=True, values={plays.FORGET: list(forget)} if forget else None)
-    summaries = _finish(session, result, "apply")
+        summaries = _finish(session, result, "apply")
     if not request.as_json:
         if request.options.check:
             say("nothing was changed: these are the changes that an apply would make")
         elif hints:
             say(_next_commands(session, summaries))
     return summaries
+
+
+@contextmanager
+def _made_once(session: Session) -> Iterator[None]:
+    """Make a first API key where a gateway is applied and there is none, and tell it at the end, whatever that is.
+
+    The play makes one too, for who runs it by hand; here its words would be hidden among those of its tasks.
+    """
+    options, directory = session.options, session.inventory.directory
+    tags = set((options.tags or "gateway").split(","))
+    if options.check or not tags & {"all", "configure", "gateway"} or not _has_gateway(session):
+        yield
+        return
+    key = first_key(directory, datetime.now(UTC))
+    had_ca = ca_file(directory).exists()
+    session.redactor.add([key])
+    try:
+        yield
+    finally:
+        if ca_file(directory).exists() and not had_ca:
+            say("\n".join(trust_lines(directory, session.spec.cluster)))
+        # One that cannot be read was told of by the play.
+        with suppress(InputError):
+            for line in ca_warning(directory, datetime.now(UTC)) if _needs_ca(session) else ():
+                say(line)
+        if key:
+            say("\n".join(first_key_lines(key)))
+
+
+def _has_gateway(session: Session) -> bool:
+    return any(pipeline.vars.gateway for pipeline in session.spec.pipelines)
+
+
+def _needs_ca(session: Session) -> bool:
+    pipelines = session.spec.pipelines
+    several = len(pipelines) + len(session.spec.gateways) > 1
+    return several or not all(pipeline.vars.gateway_certificate for pipeline in pipelines)
 
 
 def smoke(request: Request) -> None:
@@ -109,6 +152,7 @@ def _finish(session: Session, result: RunResult, verb: str) -> list[dict[str, An
     """Print what a run came to, raise its error if it has one, and return what became of each pipeline."""
     reports = _smoke_reports(result)
     plan = _plan_of(session, result)
+    gateways = gateway_urls(plan) if plan else {}
     made = [pipeline_summary(pipeline, reports.get(pipeline.name)) for pipeline in (plan.pipelines if plan else ())]
     summaries: list[dict[str, Any]] = session.redactor.data(made)
     changed = {host: stats.changed for host, stats in result.stats.items() if stats.changed}
@@ -125,6 +169,7 @@ def _finish(session: Session, result: RunResult, verb: str) -> list[dict[str, An
             "seconds": round(result.seconds, 3),
             "hosts": {host: vars(stats) for host, stats in result.stats.items()},
             "pipelines": summaries,
+            "gateways": gateways,
             "smoke": list(reports.values()),
         }
         print_json(document, session.redactor, line=True)
@@ -132,7 +177,7 @@ def _finish(session: Session, result: RunResult, verb: str) -> list[dict[str, An
         for text in _smoke_texts(result):
             say(session.redactor.text(text))
         if result.status == "ok":
-            print_report(*apply_report(summaries, changed))
+            print_report(*apply_report(summaries, changed, gateways))
     _raise(session, result)
     return summaries
 
@@ -181,10 +226,23 @@ def ask_commands(pipeline: Mapping[str, Any], address: str) -> list[str]:
     return [f"ssh -L {port}:127.0.0.1:{port} {address}   # and then, here:", f"{curl} {shlex.quote(body)}"]
 
 
+def gateway_command(pipeline: Mapping[str, Any], address: str, ca: Path) -> str:
+    """Return the command that asks a pipeline's gateway, with KEY for the API key; `ca` is trusted where it exists."""
+    trust = f" --cacert {ca}" if ca.exists() else ""
+    url, before = f"{pipeline['gateway']}/v1/models", "curl -s"
+    if address.startswith(LAB_PREFIX):
+        # The lab's network is not this machine's; its CA lies here and not there.
+        url, trust = f"https://127.0.0.1:{pipeline['gateway'].rpartition(':')[2]}/v1/models", " --insecure"
+        before = f"{program()} lab ssh {pipeline['head']} curl -s"
+    return f"{before}{trust} -H 'Authorization: Bearer KEY' {url}"
+
+
 def _next_commands(session: Session, pipelines: Sequence[Mapping[str, Any]]) -> str:
     where = "" if session.inventory.path == DEFAULT_INVENTORY else f" -i {session.inventory.path}"
     lines = ["next:"]
     for one in pipelines:
         address = str(session.inventory.addresses.get(one["head"], one["head"]))
+        if one["gateway"]:
+            lines.append(f"  {gateway_command(one, address, ca_file(session.inventory.directory))}")
         lines += [f"  {line}" for line in ask_commands(one, address)]
     return "\n".join([*lines, f"  {program()} status{where}", f"  {program()} smoke{where}"])

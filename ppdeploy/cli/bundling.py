@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from ppdeploy import locks
 from ppdeploy.cli.options import Json
 from ppdeploy.cli.output import print_json, print_report, say
 from ppdeploy.errors import InputError
+from ppdeploy.plan.environment import ALWAYS, OF_ROLES, packages_of_debian
 
 #: Version of what `bundle --json` prints.
 BUNDLE_SCHEMA = 1
@@ -37,14 +39,62 @@ def bundle(
     extra_index_url: Annotated[
         str | None, typer.Option("--extra-index-url", metavar="URL", help="A second index, such as PyTorch's.")
     ] = None,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option("--extra", metavar="NAME", help="A reader of weights, as in ppdeploy_vllm_extras. Repeatable."),
+    ] = None,
+    handoff: Annotated[
+        bool, typer.Option("--handoff", help="With the handoff plugin, for pipelines that set ppdeploy_handoff.")
+    ] = False,
+    packages: Annotated[
+        bool,
+        typer.Option(
+            "--packages",
+            help="Also what vLLM (Python too), gateway, firewall and copies need of the nodes' system, if that is this "
+            "machine's.",
+        ),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="ID", help="Also a model of the Hugging Face hub.")
+    ] = None,
+    model_revision: Annotated[
+        str | None, typer.Option("--model-revision", metavar="REVISION", help="Its branch, tag or commit.")
+    ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read a bundle that is there already, and check it.")
+        bool, typer.Option("--verify", help="Only hash every file of the bundle in --out; fetches nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch all wheels that nodes without internet need into one folder, for `ppdeploy_wheelhouse`."""
-    wanted = _locks(device, vllm_version, python or [], machine)
-    made = _make(wanted, out, index_url=index_url, extra_index_url=extra_index_url, verify=verify)
+    """Fetch all that nodes without internet need into one folder, for `ppdeploy_wheelhouse`."""
+    if verify:
+        _report(_verified(out), as_json=as_json)
+        return
+    wanted = _locks(device, vllm_version, python or [], machine, extra or [])
+    if handoff:
+        wanted = [locks.with_handoff(lock) for lock in wanted]
+    of_system = [one for lock in wanted for one in packages_of_debian(lock.python, lock.device)]
+    named = [one.package for one in (*of_system, *OF_ROLES.values())] if packages else []
+    made = _make(
+        wanted,
+        out,
+        index_url=index_url,
+        extra_index_url=extra_index_url,
+        packages=list(dict.fromkeys(named)),
+        model=_model(model, model_revision),
+    )
+    _report(made, as_json=as_json)
+
+
+def _verified(out: Path | None) -> bundles.Bundle:
+    """Return the bundle in the folder once every file has its hash."""
+    if out is None:
+        raise InputError("which bundle is not said", where="--verify", remedy="name its folder with --out")
+    held = bundles.open_bundle(out.absolute())
+    bundles.verify_bundle(held)
+    return held
+
+
+def _report(made: bundles.Bundle, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -52,23 +102,40 @@ def bundle(
                 "path": str(made.path),
                 "bytes": made.size,
                 "locks": [lock.digest for lock in made.locks],
+                "packages": list(made.packages.names) if made.packages else [],
+                "models": [str(made.path / one.path) for one in made.models],
             }
         )
         return
     print_report(str(made.path))
-    say(f"{made.size / 1e6:.0f} MB; name it in the inventory:\n  ppdeploy_wheelhouse: {made.path}")
+    lines = [f"{made.size / 1e6:.0f} MB; name it in the inventory:", f"ppdeploy_wheelhouse: {made.path}"]
+    if made.packages:
+        lines.append("ppdeploy_system_packages: bundle")
+    lines += [f"ppdeploy_model: {made.path / one.path}" for one in made.models]
+    say("\n  ".join(lines))
 
 
-def _locks(device: str, version: str | None, pythons: list[str], machine: str) -> list[locks.Lock]:
+def _model(repository: str | None, revision: str | None) -> bundles.ModelWish | None:
+    if repository is None:
+        if revision:
+            raise InputError("a revision of no model", where="--model-revision", remedy="name it with --model")
+        return None
+    return bundles.ModelWish(
+        repository, revision, endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN")
+    )
+
+
+def _locks(device: str, version: str | None, pythons: list[str], machine: str, extras: list[str]) -> list[locks.Lock]:
     if device not in ("cuda", "cpu"):
         raise InputError(f"{device} is no device", where="--device", remedy="use cuda or cpu")
     kind: locks.Device = "cuda" if device == "cuda" else "cpu"
+    more = set(extras) - ALWAYS[kind]
     if not pythons:
         wanted = version or locks.default_version(kind)
         pythons = [
             lock.python
             for lock in locks.available()
-            if (lock.device, lock.vllm_version, lock.machine) == (kind, wanted, machine)
+            if (lock.device, lock.vllm_version, lock.machine, set(lock.extras)) == (kind, wanted, machine, more)
         ]
         if len(pythons) > 1:
             raise InputError(
@@ -76,11 +143,17 @@ def _locks(device: str, version: str | None, pythons: list[str], machine: str) -
                 where="--python",
                 remedy="name it (`ppdeploy plan` shows it), once for each version that the nodes have",
             )
-    return [locks.find(kind, version, python, machine) for python in pythons or ["3.11"]]
+    return [locks.find(kind, version, python, machine, more) for python in pythons or ["3.11"]]
 
 
 def _make(
-    wanted: list[locks.Lock], out: Path | None, *, index_url: str | None, extra_index_url: str | None, verify: bool
+    wanted: list[locks.Lock],
+    out: Path | None,
+    *,
+    index_url: str | None,
+    extra_index_url: str | None,
+    packages: list[str],
+    model: bundles.ModelWish | None,
 ) -> bundles.Bundle:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -92,5 +165,11 @@ def _make(
             bar.update(task, description=doing, completed=progress.done, total=progress.total)
 
         return bundles.make_bundle(
-            wanted, out, index_url=index_url, extra_index_url=extra_index_url, verify=verify, progress=show
+            wanted,
+            out,
+            index_url=index_url,
+            extra_index_url=extra_index_url,
+            packages=packages,
+            model=model,
+            progress=show,
         )

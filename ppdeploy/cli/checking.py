@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +24,7 @@ from ppdeploy.cli.options import (
     play_options,
 )
 from ppdeploy.cli.output import print_json, print_report, say
+from ppdeploy.cli.pruning import ask
 from ppdeploy.cli.session import Session, open_session
 from ppdeploy.errors import BlockedError, InputError, PpdeployError, UnreachableError
 from ppdeploy.plan.checks import catalogue
@@ -41,6 +42,10 @@ def check(
         str | None,
         typer.Option("--explain", metavar="ID|all", help="Say what a check looks at and what to do; asks no host."),
     ] = None,
+    weights: Annotated[
+        bool,
+        typer.Option("--weights", help="Also read all models again, which takes minutes; marks what is damaged."),
+    ] = False,
     extra_vars: ExtraVars = None,
     as_json: Json = False,
     verbose: Verbose = 0,
@@ -52,7 +57,8 @@ def check(
     """Look at every node, pair of nodes and pipeline: ready, slow or blocked, why, and what to do. Changes nothing.
 
     The exit code is 3 when a check is blocked, 7 when a node cannot be reached (the others are checked all the same),
-    else 0. A pipeline that serves is not disturbed.
+    else 0. A pipeline that serves is not disturbed. With --weights a file that is not what was placed is blocked, and
+    marked on its node: no rank starts with it, and the next apply fetches it anew.
     """
     if explain is not None:
         _explain(explain, as_json=as_json)
@@ -70,13 +76,14 @@ def check(
     session.check_models()
     result = session.run(plays.CHECK, values={plays.TELL: False})
     checked = _checked(session, result)
-    error = _error(checked)
+    damaged = [one.sentence() for one in ask(session, "check")[0] if one.damaged] if weights else []
+    error = _error(checked, damaged)
     if as_json:
         code = error.exit_code if error else 0
         text = str(error) if error else None
         print_json(document(checked, error=text, exit_code=code, seconds=result.seconds), session.redactor)
     else:
-        print_report(*check_report(checked, everything=everything))
+        print_report(*check_report(checked, everything=everything), *damaged)
     if error:
         raise error
     say("an apply can start")
@@ -113,9 +120,10 @@ def _checked(session: Session, result: RunResult) -> Checked:
         "hosts": list(values),
         "values": values,
         "directory": str(session.inventory.directory),
+        "gateways": session.inventory.gateway_values(),
     }
     received = next((own[plays.RECEIVED] for own in result.facts.values() if plays.RECEIVED in own), None)
-    seen = {host: {**_seen(session, result, host), "received": received} for host in values}
+    seen = {host: {**_seen(session, result, host), "received": received} for host in {**values, **asked}}
     return check_of_play(inventory, seen, session.secrets.get("ppdeploy_hf_token"))
 
 
@@ -144,12 +152,12 @@ def _reason(session: Session, host: str, result: Mapping[str, Any]) -> str:
     return session.unreachable_reason(host, result) if result.get("failed") or result.get("unreachable") else ""
 
 
-def _error(checked: Checked) -> PpdeployError | None:
-    """Return the error that a check ends with: hosts out of reach first, then what is blocked."""
+def _error(checked: Checked, damaged: Sequence[str]) -> PpdeployError | None:
+    """Return the error that a check ends with: hosts out of reach first, then weights, then what is blocked."""
     away = {host: seen for host, seen in checked.unasked.items() if seen.unreachable}
     if away:
         return UnreachableError("; ".join(f"{host}: {seen.reason}" for host, seen in away.items()))
-    sentences = [f"{host}: {seen.reason}" for host, seen in checked.unasked.items()]
+    sentences = [*damaged, *(f"{host}: {seen.reason}" for host, seen in checked.unasked.items())]
     sentences += [one.sentence() for one in checked.of("blocked")]
     if not sentences:
         return None

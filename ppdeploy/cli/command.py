@@ -91,7 +91,9 @@ def _tell_unexpected(error: Exception, *, debug: bool) -> NoReturn:
         typer.echo(str(error), err=True)
         sys.exit(InputError.exit_code)
     if usage is not None:
-        _tell(f"{usage().rstrip('.')}: see `ppdeploy --help`", debug=debug)
+        context = getattr(error, "ctx", None)
+        verb = context.command_path if context else "ppdeploy"
+        _tell(f"{usage().rstrip('.')}: see `{verb} --help`", debug=debug)
         sys.exit(InputError.exit_code)
     kind = type(error).__name__
     _tell(f"ppdeploy did not expect this: {kind}: {error}: run it again with --debug and report it", debug=debug)

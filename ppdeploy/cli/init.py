@@ -22,7 +22,7 @@ def init(
     ] = None,
     inventory: Inventory = DEFAULT_INVENTORY,
     model: Annotated[
-        str, typer.Option("--model", help="A Hugging Face id, or a folder on this machine.")
+        str, typer.Option("--model", help="A Hugging Face id, or a folder on this machine: ./NAME, ~/NAME or /NAME.")
     ] = EXAMPLE_MODEL,
     pipeline: Annotated[str, typer.Option("--pipeline", help="Name of the group that serves the model.")] = "chat",
     user: Annotated[str | None, typer.Option("--user", help="Account that logs in by ssh.")] = None,
@@ -56,6 +56,8 @@ def init(
 def _model(model: str) -> str:
     """Return a model folder's whole path: typed at a shell it starts here, in the inventory it would start there."""
     if not is_local_model(model):
+        if Path(model, "config.json").is_file():
+            say(f"{model} is taken as an id of the Hugging Face hub; for the folder of that name write ./{model}")
         return model
     folder = Path(model).expanduser().resolve()
     if not folder.is_dir():

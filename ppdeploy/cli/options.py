@@ -63,6 +63,7 @@ def play_options(
     if as_json and verbose:
         raise InputError("-v is text for people", where="--json -v", remedy="leave one of them out")
     _refuse_secrets(extra_vars or [])
+    _refuse_what_sets_nothing(extra_vars or [])
     return PlayOptions(
         limit=limit,
         tags=tags,
@@ -86,6 +87,15 @@ def _refuse_secrets(values: list[str]) -> None:
             )
 
 
+def _refuse_what_sets_nothing(values: list[str]) -> None:
+    """Refuse what Ansible would take for -e and do nothing with, such as `-e "NAME: VALUE"`."""
+    for value in values:
+        if "=" not in value and not value.lstrip().startswith(("@", "{", "[")):
+            # Without what was meant to be the value, which may be a password.
+            name = value.split(":")[0].strip() or "NAME"
+            raise InputError("no variable is given a value", where=f"-e {name}", remedy=f"write -e {name}=VALUE")
+
+
 @dataclass(frozen=True)
 class Request:
     """The options that every verb on a cluster has."""
@@ -99,17 +109,20 @@ class Request:
 def cluster_verb(app: typer.Typer, work: Callable[..., None], *, limit: object = Limit) -> None:
     """Add a verb that has these options and, by keyword, what `work` takes beside its request; named as `work` is.
 
-    `limit` is the annotation of --limit, where the verb says something else of it.
+    `limit` is the annotation of --limit, where the verb says something else of it; None: it has no --limit.
     """
     shared = [one.replace(annotation=limit) if one.name == "limit" else one for one in _parameters(_request)]
+    if limit is None:
+        shared = [one for one in shared if one.name != "limit"]
     own = _parameters(work)[1:]
 
     def verb(**given: Any) -> None:
         mine = {one.name: given.pop(one.name) for one in own}
         work(_request(**given), **mine)
 
-    # The first two say which hosts; the verb's own come before what all verbs have.
-    signature = inspect.Signature([*shared[:2], *own, *shared[2:]], return_annotation=None)
+    # The first say which hosts; the verb's own come before what all verbs have.
+    which = 1 if limit is None else 2
+    signature = inspect.Signature([*shared[:which], *own, *shared[which:]], return_annotation=None)
     vars(verb)["__signature__"] = signature
     verb.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
     app.command(work.__name__, help=work.__doc__)(verb)

@@ -20,7 +20,6 @@ from ppdeploy.cli.options import (
     Request,
     VaultIds,
     VaultPasswordFiles,
-    Verbose,
     play_options,
 )
 from ppdeploy.cli.output import print_json, print_report, say
@@ -30,7 +29,7 @@ from ppdeploy.facts import save_facts
 from ppdeploy.plan import Plan
 from ppdeploy.plan_page import plan_page
 from ppdeploy.plan_report import compare_report, plan_report
-from ppdeploy.render import render_node
+from ppdeploy.render import render_host
 from ppdeploy.short_facts import read_facts
 from ppdeploy.what_if import FORMS, Case, change
 
@@ -104,31 +103,17 @@ def plan(
 
 
 def render(
+    request: Request,
+    *,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files: DIR/HOST/PATH-ON-THE-HOST.")],
-    inventory: Inventory = DEFAULT_INVENTORY,
     facts: FactsFile = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what DIR holds of these hosts.")] = False,
-    as_json: Json = False,
-    extra_vars: ExtraVars = None,
-    verbose: Verbose = 0,
-    ask_become_pass: AskBecomePass = False,
-    ask_vault_pass: AskVaultPass = False,
-    vault_password_files: VaultPasswordFiles = None,
-    vault_ids: VaultIds = None,
 ) -> None:
     """Write every file of every node into a folder, byte for byte as an apply writes them. Changes no host."""
-    if facts and ask_become_pass:
+    if facts and request.ask_become_pass:
         raise InputError("with --facts no host is asked", where="--facts", remedy="leave out --ask-become-pass")
     _check_folder(out, force)
-    options = play_options(
-        extra_vars=extra_vars,
-        verbose=verbose,
-        as_json=as_json,
-        ask_vault_pass=ask_vault_pass,
-        vault_password_files=vault_password_files,
-        vault_ids=vault_ids,
-    )
-    session = open_session(Request(inventory, options, ask_become_pass, as_json))
+    session = open_session(request)
     case = make_case(session, facts, None)
     if case.assumed:
         raise InputError(
@@ -137,9 +122,10 @@ def render(
             remedy="take the facts of the hosts with `ppdeploy plan --save-facts FILE`",
         )
     found = plan_of(case)
-    files = {node.host: render_node(found, node.host) for pipeline in found.pipelines for node in pipeline.nodes}
+    hosts = [node.host for pipeline in found.pipelines for node in pipeline.nodes]
+    files = {host: render_host(found, host) for host in (*hosts, *(one.host for one in found.gateways))}
     written = write_files(out, files)
-    if as_json:
+    if request.as_json:
         print_json({"schema": 1, "files": [str(path) for path in written]})
     else:
         print_report(*map(str, written))

@@ -94,6 +94,7 @@ class Session:
                 "hosts": list(values),
                 "values": values,
                 "directory": str(self.inventory.directory),
+                "gateways": self.inventory.gateway_values(),
             }
         )
         return self.case(spec, typed_facts(result))
@@ -120,8 +121,7 @@ class Session:
         """Return the case of the pipelines whose hosts all have facts."""
         members = {pipeline.name: [host.name for host in pipeline.hosts] for pipeline in spec.pipelines}
         chosen = whole_pipelines(members, facts)
-        pipelines = tuple(pipeline for pipeline in spec.pipelines if pipeline.name in chosen)
-        spec = spec.model_copy(update={"pipelines": pipelines})
+        spec = spec.only(chosen)
         models = resolve_models(spec, self.secrets.get("ppdeploy_hf_token"))
         return Case(spec, facts, models, assumed=assumed, benches=read_benches(spec.inventory_dir))
 

@@ -10,18 +10,20 @@ from ppdeploy.cli.command import app
 from ppdeploy.cli.demo import demo
 from ppdeploy.cli.docs import docs_variables
 from ppdeploy.cli.init import init
+from ppdeploy.cli.keys import keys_app
 from ppdeploy.cli.lifecycle import restart, start, stop
 from ppdeploy.cli.logs import logs
 from ppdeploy.cli.net import NetLimit, net
 from ppdeploy.cli.options import cluster_verb
 from ppdeploy.cli.planning import plan, render
+from ppdeploy.cli.pruning import prune
 from ppdeploy.cli.rules import rules
 from ppdeploy.cli.status import AnyHosts, status
 from ppdeploy.lab.cli import lab_app
 
 app.command()(init)
 app.command()(plan)
-app.command()(render)
+cluster_verb(app, render, limit=None)
 app.command()(rules)
 app.command()(check)
 app.command()(apply)
@@ -33,6 +35,8 @@ cluster_verb(app, net, limit=NetLimit)
 cluster_verb(app, start)
 cluster_verb(app, stop)
 cluster_verb(app, restart)
+app.add_typer(keys_app, name="keys")
+cluster_verb(app, prune)
 app.command()(bundle)
 app.add_typer(lab_app, name="lab")
 app.command()(demo)

@@ -39,13 +39,17 @@ class LabPipeline:
 
 @dataclass(frozen=True)
 class LabInventory:
-    """What `inventory/lab/hosts.yml` is made from. Hosts in no pipeline are left out."""
+    """What `inventory/lab/hosts.yml` is made from.
+
+    Of hosts in no pipeline there are those of `gateways` alone, in the group `gateway`.
+    """
 
     pipelines: Sequence[LabPipeline] = (LabPipeline(),)
     wheelhouse: str | None = WHEELHOUSE
     uv_cache_dir: str | None = UV_CACHE
     vars: Mapping[str, Any] = field(default_factory=dict)
     host_vars: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gateways: Sequence[str] = ()
 
     @classmethod
     def one_pipeline(cls, nodes: int, model: str = "./tiny", **more: Any) -> LabInventory:
@@ -56,12 +60,13 @@ class LabInventory:
     def check(self, nodes: int) -> None:
         """Refuse a host that a lab of `nodes` hosts does not have."""
         known = {f"node{index}" for index in range(1, nodes + 1)}
-        for pipeline in self.pipelines:
-            for host in pipeline.hosts:
+        groups = [(f"pipeline {pipeline.name}", pipeline.hosts) for pipeline in self.pipelines]
+        for where, hosts in [*groups, ("group gateway", self.gateways)]:
+            for host in hosts:
                 if host not in known:
                     raise InputError(
                         f"the lab has no host {host}",
-                        where=f"pipeline {pipeline.name}",
+                        where=where,
                         remedy=f"start it with more hosts, or use {', '.join(sorted(known))}",
                     )
 
@@ -82,13 +87,16 @@ class LabInventory:
                 "hosts": hosts,
                 "vars": {"ppdeploy_model": pipeline.model, **pipeline.vars},
             }
-        variables: dict[str, Any] = {
+        connection = {
             "ansible_user": "root",
             "ansible_python_interpreter": "/usr/bin/python3",
             "ansible_ssh_private_key_file": str(ssh.key),
             "ansible_ssh_common_args": shlex.join(ssh.options(key=False)),
             # Ansible names its open connections by address, and two labs have the same ones.
             "ansible_control_path_dir": str(ssh.control),
+        }
+        variables: dict[str, Any] = {
+            **connection,
             "ppdeploy_device": "cpu",
             "ppdeploy_max_model_len": 1024,
             "ppdeploy_kv_cache_gib": 1,
@@ -100,7 +108,11 @@ class LabInventory:
             variables |= {"ppdeploy_wheelhouse": self.wheelhouse, "ppdeploy_wheelhouse_on_nodes": True}
         if self.uv_cache_dir:
             variables |= {"ppdeploy_uv_cache_dir": self.uv_cache_dir, "ppdeploy_uv_link_mode": "symlink"}
-        tree = {"vllm": {"vars": variables | dict(self.vars), "children": children}}
+        tree: dict[str, Any] = {"vllm": {"vars": variables | dict(self.vars), "children": children}}
+        if self.gateways:
+            addresses = {host: network.management_address(int(host.removeprefix("node"))) for host in self.gateways}
+            hosts = {host: {"ansible_host": address} for host, address in addresses.items()}
+            tree["gateway"] = {"hosts": hosts, "vars": connection}
         head = f"# Written by `ppdeploy lab up` for the lab {ssh.lab}; `ppdeploy lab down` removes it.\n---\n"
         return head + yaml.safe_dump(tree, sort_keys=False, width=1000)
 

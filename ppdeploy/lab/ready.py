@@ -22,13 +22,16 @@ HOST_PYTHONS = {"bookworm": "3.11"}
 """Python of the lab's hosts by their release, where there is a lock of vLLM on cpu for it (torch's cpu wheel too)."""
 
 
-def tiny_model() -> Path:
-    """Return the folder of the lab's default model, made when it is not there."""
-    folder = cache_dir() / "lab" / "models" / "tiny-llama"
+def tiny_model(*, tied: bool = False) -> Path:
+    """Return the folder of the lab's default model, made when it is not there.
+
+    `tied` is one of the same name whose output head is its embedding, so that the first and the last stage need both.
+    """
+    folder = cache_dir() / "lab" / "models" / ("tied" if tied else "") / "tiny-llama"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-            make_tiny_model(Path(work, folder.name)).rename(folder)
+            make_tiny_model(Path(work, folder.name), tied=tied).rename(folder)
     return folder
 
 

@@ -36,7 +36,13 @@ PACKAGES = (
 )
 """What a host has from the start; it has no way out, so all that roles need is here or served."""
 
-_LAYOUT = 1
+SERVED = ("haproxy", "nftables", "wireguard-tools", "wireguard-go")
+"""What roles install on a host for real: these packages, and what they need, lie in its folder repository."""
+
+REPOSITORY = "/srv/ppdeploy/packages"
+"""The folder repository, in every host."""
+
+_LAYOUT = 3
 """Raised when `_finish` changes what it leaves, so that older cached trees are not used."""
 
 
@@ -71,7 +77,7 @@ def parse_sources(listing: str, release: str) -> tuple[str, list[str]]:
 
 def cache_key(release: str, architecture: str) -> str:
     """Return the name of the tree for this release, architecture and package list."""
-    text = "\n".join((str(_LAYOUT), release, architecture, *PACKAGES))
+    text = "\n".join((str(_LAYOUT), release, architecture, *PACKAGES, REPOSITORY, *SERVED))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -98,12 +104,39 @@ def _finish(tree: Path) -> None:
     (tree / "etc/apt/sources.list.d").mkdir()
     for path in (*(tree / "etc/ssh").glob("ssh_host_*"), tree / "etc/hostname", tree / "etc/machine-id"):
         path.unlink(missing_ok=True)
-    (tree / "etc/apt/sources.list").write_text("# The lab's hosts have no way out.\n", encoding="utf-8")
+    make_repository(tree / REPOSITORY.removeprefix("/"))
+    # Not signed: it is made here, and no other machine has a say in it.
+    sources = f"# The lab's hosts have no way out.\ndeb [trusted=yes] file:{REPOSITORY} ./\n"
+    (tree / "etc/apt/sources.list").write_text(sources, encoding="utf-8")
+    # As on a host that was not updated for a while: who installs reads the repository first.
+    shutil.rmtree(tree / "var/lib/apt/lists", ignore_errors=True)
+    (tree / "var/lib/apt/lists/partial").mkdir(parents=True)
     # mmdebstrap copies this machine's; the hosts resolve from /etc/hosts only.
     (tree / "etc/resolv.conf").unlink(missing_ok=True)
     (tree / "etc/resolv.conf").write_text("# The lab has no name server.\n", encoding="utf-8")
     shutil.rmtree(tree / "var/log/apt", ignore_errors=True)
     system.run(["systemctl", f"--root={tree}", "enable", "systemd-networkd"], what="enabling the hosts' network")
+
+
+def make_repository(folder: Path) -> None:
+    """Write the index of the packages in `folder`, so that apt takes it for a repository (sources.list(5), flat)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stanzas = []
+    for package in sorted(folder.glob("*.deb")):
+        fields = system.run(["dpkg-deb", "--field", str(package)], what=f"reading {package.name}").rstrip("\n")
+        digest = hashlib.sha256(package.read_bytes()).hexdigest()
+        size = package.stat().st_size
+        stanzas.append(f"{fields}\nFilename: ./{package.name}\nSize: {size}\nSHA256: {digest}\n")
+    (folder / "Packages").write_text("\n".join(stanzas), encoding="utf-8")
+
+
+def _keeping() -> str:
+    """Return mmdebstrap's hook that leaves the served packages in the tree, without installing them."""
+    return (
+        f'set -e; mkdir -p "$1{REPOSITORY}/partial"; APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get --yes '
+        f'--no-install-recommends --download-only -o Dir::Cache::archives="$1{REPOSITORY}" '
+        f'install {" ".join(SERVED)}; rm -rf "$1{REPOSITORY}/partial" "$1{REPOSITORY}/lock"'
+    )
 
 
 def _remove(tree: Path) -> None:
@@ -153,6 +186,7 @@ def ensure(folder: Path, groups: list[str], say: Callable[[str], None]) -> Path:
                 *("unshare", "--mount", "--propagation", "slave"),
                 *("mmdebstrap", "--mode=root", "--variant=minbase"),
                 *(f"--components={','.join(components)}", f"--include={','.join(PACKAGES)}"),
+                f"--customize-hook={_keeping()}",
                 *(release, str(partial), uri),
             ]
             done = subprocess.run(

@@ -57,17 +57,35 @@ def make_tiny_model(
     return folder
 
 
+def make_noise_model(folder: Path, *, layers: int, hidden: int, seed: int = 0) -> Path:
+    """Write a checkpoint of plain noise into `folder` and return it: right in form, of any size, not worth loading.
+
+    It has a file for each layer, of about 18 x hidden^2 bytes. For transfers, whose bytes must not compress.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_config("llama", layers, hidden, False), indent=2) + "\n")
+    shapes = _shapes("llama", layers, hidden, False)
+    noise = random.Random(seed)  # noqa: S311  (the same bytes each time, no secret)
+    _write_parts(folder, shapes, lambda _, shape: noise.randbytes(2 * prod(shape)))
+    return folder
+
+
 def _write_shards(folder: Path, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
+    """Write the same weights as into one file."""
+    weights = _Weights(seed)
+    data = {name: weights.tensor(name, shape) for name, shape in sorted(shapes.items())}
+    _write_parts(folder, shapes, lambda name, _: data[name])
+
+
+def _write_parts(folder: Path, shapes: Mapping[str, tuple[int, ...]], data: _Data) -> None:
     """Write one file for each layer and one for each end, and the index that names them."""
     parts: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in sorted(shapes.items()):
         part = name.split(".")[2] if ".layers." in name else "first" if "embed" in name else "last"
         parts.setdefault(part, {})[name] = shape
     files = {part: f"model-{place:05d}-of-{len(parts):05d}.safetensors" for place, part in enumerate(sorted(parts), 1)}
-    weights = _Weights(seed)
-    data = {name: weights.tensor(name, shape) for name, shape in sorted(shapes.items())}
     for part, tensors in parts.items():
-        _write_safetensors(folder / files[part], tensors, lambda name, _: data[name])
+        _write_safetensors(folder / files[part], tensors, data)
     index = {
         "metadata": {"total_size": sum(2 * prod(shape) for shape in shapes.values())},
         "weight_map": {name: files[part] for part, tensors in parts.items() for name in tensors},

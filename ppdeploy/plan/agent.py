@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppdeploy.plan.types import AgentPlan, PlannedFile
+from ppdeploy.plan.types import AgentPlan, Fabric, PlannedFile
 from ppdeploy.spec import PipelineVars
 
 AGENT_PORT = 29500
@@ -14,14 +14,25 @@ SHORTEST_REFUSED_LEASE = 30
 """Seconds for which a node whose host answers may be without its agent: an upgrade of it fits in."""
 
 
-def plan_agent(cluster: str, host: str, address: str, wants: PipelineVars) -> AgentPlan:
-    """Return the agent of `host`, which is asked on `address` of the fabric and on loopback."""
+def plan_agent(
+    cluster: str, host: str, fabric: Fabric, wants: PipelineVars, *, wire: Fabric | None = None
+) -> AgentPlan:
+    """Return the agent of `host`, which is asked on its address of the fabric and on loopback.
+
+    `wire` is the NIC below the fabric where that is a tunnel: who watches is in no tunnel, so the agent then listens
+    there too, for nobody else.
+
+    The whole fabric may ask, not the peers alone: a head waits for nodes that were taken out of the inventory too.
+    """
+    # A pipeline of one node has its fabric on loopback.
+    alone = fabric.interface == "lo"
+    watched = (wire.address,) if wire and wire != fabric and wants.monitoring_from else ()
     return AgentPlan(
         cluster=cluster,
         node=host,
         port=AGENT_PORT,
-        # A pipeline of one node has its fabric on loopback: once is enough.
-        listen=tuple(dict.fromkeys((address, LOOPBACK))),
+        listen=(LOOPBACK,) if alone else (fabric.address, *watched, LOOPBACK),
+        clients=(*(() if alone else (fabric.network,)), *map(str, wants.monitoring_from)),
         device=wants.device,
         settings={
             "start_timeout": wants.start_timeout,

@@ -7,19 +7,27 @@ from dataclasses import replace
 
 from packaging.version import Version
 
-from ppdeploy import locks
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts
 from ppdeploy.plan.agent import AGENT_PORT, agent_files, plan_agent
 from ppdeploy.plan.bench import BenchRun
 from ppdeploy.plan.checks import blocked_findings
+from ppdeploy.plan.checks.gateway_host import certificate_findings, gateway_findings
 from ppdeploy.plan.checks.situate import situation, unit_name
 from ppdeploy.plan.checks.system import MASTER_PORTS
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
 from ppdeploy.plan.decide import decide
 from ppdeploy.plan.devices import cuda_bytes
+from ppdeploy.plan.driver import FILES as DRIVER_FILES
+from ppdeploy.plan.driver import driver_files, driver_texts, plan_driver
+from ppdeploy.plan.environment import choose_lock, package_manager, system_packages
 from ppdeploy.plan.expect import SpeedModel, expect
 from ppdeploy.plan.fabric import fabric_of
+from ppdeploy.plan.firewall import UNIT as FIREWALL_UNIT
+from ppdeploy.plan.firewall import firewall_files, plan_firewall
+from ppdeploy.plan.gateway import UNIT as GATEWAY_UNIT
+from ppdeploy.plan.gateway import gateway_ports, plan_gateways
+from ppdeploy.plan.handoff import handoff_findings, why_idle
 from ppdeploy.plan.layout import choose_layout, default_partition
 from ppdeploy.plan.measured import MeasuredLink
 from ppdeploy.plan.rdma import choose_rdma
@@ -28,7 +36,10 @@ from ppdeploy.plan.rules import broken_rules
 from ppdeploy.plan.sidecars import plan_sidecars, sidecar_file
 from ppdeploy.plan.situation import situation_of
 from ppdeploy.plan.tuning import mtu_findings, plan_tuning, tuning_files
+from ppdeploy.plan.tunnel import UNIT as TUNNEL_UNIT
+from ppdeploy.plan.tunnel import plan_tunnels, through, tunnel_files, tunnel_findings
 from ppdeploy.plan.types import (
+    DriverPlan,
     Environment,
     Fabric,
     Model,
@@ -42,7 +53,7 @@ from ppdeploy.plan.types import (
 )
 from ppdeploy.plan.weights import node_models
 from ppdeploy.sources import ModelSource
-from ppdeploy.spec import PipelineSpec, Spec
+from ppdeploy.spec import PipelineSpec, PipelineVars, Spec
 
 ROOT = "/opt/ppdeploy"
 UNIT_DIR = "/etc/systemd/system"
@@ -67,16 +78,16 @@ def build_plan(
 ) -> Plan:
     """Decide everything for all pipelines of a spec.
 
-    `facts` holds those of every host of the pipelines, `models` the resolved source of each pipeline's model. The
-    release digests and the work to do are filled in by `ppdeploy.render.complete`, which can render files.
-    `latency_seconds`, `measured` (links as they were measured, by pipeline) and `curves` are for the predicted speed
-    alone (see `ppdeploy.plan.expect`), and so are `benches`, the cluster's own benchmarks: what they change is
-    `outlook.refinement`, which is shown, and nothing that is decided.
+    `facts` holds those of every host of the pipelines, and may hold those of gateways outside of them; `models` the
+    resolved source of each pipeline's model. The release digests and the work to do are filled in by
+    `ppdeploy.render.complete`, which can render files. `latency_seconds`, `measured` (links as they were measured, by
+    pipeline) and `curves` are for the predicted speed alone (see `ppdeploy.plan.expect`), and so are `benches`, the
+    cluster's own benchmarks: what they change is `outlook.refinement`, which is shown, and nothing that is decided.
 
     Raises InputError for what the inventory got wrong and BlockedError for what the hosts do not have; findings that
     leave a plan possible are in the plan.
     """
-    pipelines = []
+    made_alone = []
     for own in spec.pipelines:
         made, model = _pipeline(
             spec.cluster,
@@ -88,14 +99,21 @@ def build_plan(
             curves=curves,
         )
         # At another latency than the one that is assumed for all plans, a benchmark says something else.
-        pipelines.append(made if latency_seconds is not None else refine_plan(made, model, benches))
+        made_alone.append(made if latency_seconds is not None else refine_plan(made, model, benches))
+    pipelines, gateways = plan_gateways(spec, made_alone, facts)
     situations = [situation(one, facts, plan) for one, plan in zip(spec.pipelines, pipelines, strict=True)]
     checked = []
     for place, plan in enumerate(pipelines):
         before = {other.pipeline: other.nodes for other in situations[:place]}
         blocked = blocked_findings(replace(situations[place], others=before))
-        checked.append(plan.model_copy(update={"findings": (*plan.findings, *blocked)}))
-    return Plan(cluster=spec.cluster, pipelines=tuple(checked))
+        findings = (*plan.findings, *blocked, *certificate_findings(plan, facts))
+        checked.append(plan.model_copy(update={"findings": findings}))
+    found = gateway_findings(spec, facts)
+    return Plan(
+        cluster=spec.cluster,
+        pipelines=tuple(checked),
+        gateways=tuple(one.model_copy(update={"findings": found[one.host]}) for one in gateways),
+    )
 
 
 def speed_models(
@@ -139,6 +157,8 @@ def _pipeline(
             where=f"pipeline {spec.name}",
             remedy="a plan needs the facts of every node of a pipeline: add the host to --limit or to the facts file",
         )
+    drivers = {host: plan_driver(facts[host], wants, spec.name) for host in hosts}
+    _refuse_without_driver(spec.name, facts, drivers)
     layout = choose_layout(
         pipeline=spec.name,
         device=wants.device,
@@ -151,7 +171,17 @@ def _pipeline(
     )
     decision = decide(spec, facts, source.shape, layout, unit_name(spec.name))
     layout = decision.layout
-    fabric = fabric_of(spec, facts)
+    wire = fabric_of(spec, facts)
+    tunnels = plan_tunnels(spec, facts, wire)
+    # Where ranks and agents talk; what is set on a NIC is set on the wire.
+    fabric = {host: through(tunnels.get(host), wire[host]) for host in hosts}
+    lock = choose_lock(spec, facts)
+    idle = why_idle(
+        device=wants.device,
+        vllm_version=lock.vllm_version,
+        architecture=source.shape.architectures[0],
+        stages=layout.pipeline_parallel_size,
+    )
     expected = expect(
         spec.name,
         decision,
@@ -160,9 +190,9 @@ def _pipeline(
         latency_seconds=latency_seconds,
         measured=measured,
         dtype=str(wants.vllm_args.get("dtype") or ""),
+        halved=wants.handoff != "off" and not idle,
         curves=curves,
     )
-    lock = _environment(spec, facts)
     environment = Environment(
         vllm_version=lock.vllm_version,
         torch_version=lock.torch_version,
@@ -205,9 +235,17 @@ def _pipeline(
         )
         for host in spec.hosts
     }
-    tunings = {host: _tuning(spec, facts[host], fabric[host]) for host in hosts}
+    tunings = {host: _tuning(spec, facts[host], wire[host]) for host in hosts}
+    peers = {host: tuple(fabric[other].address for other in hosts if other != host) for host in hosts}
+    agents = {host: plan_agent(cluster, host, fabric[host], wants, wire=wire[host]) for host in hosts}
+    firewalls = {
+        host: plan_firewall(
+            fabric[host], peers[host], agents[host].clients, facts[host].sysctl, wants, tunnel=tunnels.get(host)
+        )
+        for host in hosts
+    }
     rate = _slowest_mbit(fabric)
-    rdma = choose_rdma(spec.name, facts, fabric) if wants.transport == "rdma" else {}
+    rdma = choose_rdma(spec.name, facts, wire) if wants.transport == "rdma" else {}
     nodes = []
     for rank, host in enumerate(spec.hosts):
         devices = tuple(range(layout.ranks_per_node)) if wants.device == "cuda" else ()
@@ -220,6 +258,7 @@ def _pipeline(
                 node_rank=rank,
                 role="head" if rank == 0 else "worker",
                 fabric=fabric[host.name],
+                tunnel=tunnels.get(host.name),
                 rdma=rdma.get(host.name),
                 model=placed[rank],
                 stages=layout.stages(rank),
@@ -240,7 +279,7 @@ def _pipeline(
                     max_model_len=wants.max_model_len,
                     gpu_memory_utilization=host.vars.gpu_memory_utilization or decision.utilization(rank),
                     kv_cache_bytes=decision.kv_bytes(rank),
-                    extra={**decision.flags, **wants.vllm_args},
+                    extra={**decision.flags, **wants.serve_args},
                 ),
                 rank_env=rank_env(
                     pipeline=spec.name,
@@ -250,6 +289,7 @@ def _pipeline(
                     partition=layout.partition,
                     partition_is_default=layout.partition == default_partition(model.layers, len(layout.partition)),
                     omp_threads_bind=host.vars.omp_threads_bind,
+                    handoff=wants.handoff,
                     extra=wants.env,
                 ),
                 nccl_env=nccl_env(
@@ -259,17 +299,24 @@ def _pipeline(
                     debug=wants.nccl_debug,
                     extra=wants.env,
                 ),
-                peers=tuple(fabric[other].address for other in hosts if other != host.name),
+                peers=peers[host.name],
                 ports=(wants.api_port, wants.master_port) if rank == 0 else (),
-                agent=plan_agent(cluster, host.name, fabric[host.name].address, wants),
+                agent=agents[host.name],
+                firewall=firewalls[host.name],
                 files=(
                     *_files(),
                     *agent_files(),
                     *(sidecar_file(sidecar) for sidecar in sidecars[host.name]),
-                    *tuning_files(tunings[host.name], _network_file(facts[host.name], fabric[host.name])),
+                    *tuning_files(tunings[host.name], _network_file(facts[host.name], wire[host.name])),
+                    *driver_files(drivers[host.name]),
+                    *firewall_files(firewalls[host.name]),
+                    *tunnel_files(tunnels.get(host.name)),
                 ),
                 sidecars=sidecars[host.name],
                 tuning=tunings[host.name],
+                driver=drivers[host.name],
+                packages=system_packages(facts[host.name].os, lock.python, wants.device),
+                package_manager=package_manager(facts[host.name].os),
                 work=Work(
                     install_venv=not _venv_installed(facts[host.name], environment),
                     place_model=not _model_placed(facts[host.name], placed[rank]),
@@ -300,17 +347,41 @@ def _pipeline(
         start_timeout=wants.start_timeout,
         nodes=tuple(nodes),
         findings=(
-            *broken_rules(situation_of(spec, source.shape, layout, facts, Version(lock.vllm_version))),
+            *(
+                finding
+                for finding in broken_rules(situation_of(spec, source.shape, layout, facts, Version(lock.vllm_version)))
+                # An apply upgrades it before anything else.
+                if not (finding.id == "driver-cuda13" and finding.host and drivers[finding.host].action == "install")
+            ),
+            *handoff_findings(spec.name, wants.handoff, idle, layout.pipeline_parallel_size),
             *decision.findings,
             *expected.findings,
             *(
                 finding
                 for node in nodes
-                for finding in mtu_findings(spec.name, node.host, facts[node.host], node.fabric.interface, wants.mtu)
+                for finding in mtu_findings(spec.name, node.host, facts[node.host], node.wire.interface, wants.mtu)
             ),
+            *tunnel_findings(spec, facts, tunnels),
         ),
     )
     return found, expected.model
+
+
+def _refuse_without_driver(pipeline: str, facts: Mapping[str, NodeFacts], drivers: Mapping[str, DriverPlan]) -> None:
+    """Raise BlockedError where GPUs do not answer yet: how the model is split follows from what they are."""
+    silent = {host: plan for host, plan in drivers.items() if plan.action != "none" and not facts[host].gpus}
+    told = {host: plan for host, plan in silent.items() if facts[host].driver is not None}
+    blocked = {host: plan for host, plan in told.items() if plan.action == "blocked"}
+    if blocked:
+        listed = "; ".join(f"{host}: {plan.reason}: {plan.remedy}" for host, plan in blocked.items())
+        raise BlockedError(f"no GPU answers on {', '.join(blocked)}", where=f"pipeline {pipeline}", remedy=listed)
+    if told and len(told) == len(silent):
+        listed = "; ".join(f"{host}: {', '.join(driver_texts(plan))}" for host, plan in told.items())
+        raise BlockedError(
+            f"the NVIDIA driver comes first ({listed})",
+            where=f"pipeline {pipeline}",
+            remedy="run `ppdeploy apply`, which brings it, and then plans with the GPUs that answer",
+        )
 
 
 def _tuning(spec: PipelineSpec, facts: NodeFacts, fabric: Fabric) -> TuningPlan:
@@ -336,41 +407,6 @@ def _network_file(facts: NodeFacts, fabric: Fabric) -> str | None:
     files = {nic.name: nic.tuning.network_file for nic in facts.nics if nic.tuning and nic.tuning.network_file}
     own = files.pop(fabric.interface, None)
     return None if own in files.values() else own
-
-
-def _environment(spec: PipelineSpec, facts: Mapping[str, NodeFacts]) -> locks.Lock:
-    """Choose the lock: of the wanted vLLM version, for the newest Python that every node has and a lock is for."""
-    wants = spec.vars
-    version = wants.vllm_version or locks.default_version(wants.device)
-    if not locks.is_tested(wants.device, version) and not wants.allow_untested_version:
-        raise InputError(
-            f"vLLM {version} was not tested with ppdeploy on {wants.device}",
-            where=f"pipeline {spec.name}, ppdeploy_vllm_version",
-            remedy=f"use {locks.default_version(wants.device)}, or set ppdeploy_allow_untested_version: true",
-        )
-    machine = facts[spec.hosts[0].name].os.machine
-    have = {host.name: _minors(facts[host.name]) for host in spec.hosts}
-    common = sorted(set.intersection(*have.values()), key=Version, reverse=True)
-    made_for = {
-        lock.python
-        for lock in locks.available()
-        if (lock.device, lock.vllm_version, lock.machine) == (wants.device, version, machine)
-    }
-    python = next((minor for minor in common if minor in made_for), None)
-    if python is None and made_for:
-        listed = "; ".join(
-            f"{host} has {', '.join(sorted(minors, key=Version)) or 'none'}" for host, minors in have.items()
-        )
-        raise BlockedError(
-            f"the nodes have no Python in common that vLLM {version} is locked for ({listed})",
-            where=f"pipeline {spec.name}",
-            remedy=f"install Python {' or '.join(sorted(made_for, key=Version))} on every node",
-        )
-    return locks.find(wants.device, version, python or "3.12", machine)
-
-
-def _minors(facts: NodeFacts) -> set[str]:
-    return {".".join(python.version.split(".")[:2]) for python in facts.pythons}
 
 
 def _files() -> tuple[PlannedFile, ...]:
@@ -401,7 +437,7 @@ def _model_placed(facts: NodeFacts, model: NodeModel) -> bool:
 
 
 def facts_request(spec: Spec) -> dict[str, dict[str, object]]:
-    """Return, for each host, what the facts module must be asked so that a plan can be built."""
+    """Return, for each host of a pipeline, what the facts module must be asked so that a plan can be built."""
     return {
         host.name: {
             "paths": [ROOT, pipeline.vars.models_dir],
@@ -409,10 +445,29 @@ def facts_request(spec: Spec) -> dict[str, dict[str, object]]:
                 pipeline.vars.api_port,
                 pipeline.vars.master_port,
                 *(sidecar.port for sidecar in host.vars.sidecars),
+                *(gateway_ports(pipeline.vars) if pipeline.vars.gateway else ()),
             ],
             "pipelines": [pipeline.name],
+            # Whether a gateway, a firewall or a tunnel is to be removed; what keeps a driver as it is.
+            "files": [
+                GATEWAY_UNIT,
+                FIREWALL_UNIT,
+                TUNNEL_UNIT,
+                *(DRIVER_FILES if pipeline.vars.device == "cuda" else ()),
+                *_own_certificate(pipeline.vars),
+            ],
             "models_dir": pipeline.vars.models_dir,
+            "driver": pipeline.vars.device == "cuda",
         }
         for pipeline in spec.pipelines
         for host in pipeline.hosts
     }
+
+
+def gateway_facts_request(wants: PipelineVars) -> dict[str, object]:
+    """Return what the facts module is asked on a host that is, or was, a gateway outside of all pipelines."""
+    return {"ports": [*gateway_ports(wants, peers=False)], "files": [GATEWAY_UNIT, *_own_certificate(wants)]}
+
+
+def _own_certificate(wants: PipelineVars) -> tuple[str, ...]:
+    return (wants.gateway_certificate,) if wants.gateway and wants.gateway_certificate else ()

@@ -100,6 +100,7 @@ def rank_env(
     partition: Sequence[int],
     partition_is_default: bool,
     omp_threads_bind: str | None,
+    handoff: str,
     extra: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the environment of one rank, without what steers NCCL and gloo.
@@ -118,6 +119,7 @@ def rank_env(
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     if device == "cuda":
         # Exactly the ranks' GPUs: vLLM tells 'same node' by the number of visible ones (reference, 1.4).
@@ -127,6 +129,8 @@ def rank_env(
         env["VLLM_CPU_OMP_THREADS_BIND"] = omp_threads_bind
     if not partition_is_default:
         env["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, partition))
+    if handoff != "off":
+        env["PPDEPLOY_HANDOFF"] = handoff
     return {**env, **extra}
 
 

@@ -9,7 +9,15 @@ from itertools import pairwise
 from ppdeploy.model import ModelShape
 from ppdeploy.plan.decide import Decision
 from ppdeploy.plan.measured import MeasuredLink, alike, negotiated_mbit, still_true
-from ppdeploy.plan.network import LAN_LATENCY, SOCKET_BITS, TCP_GOODPUT, Link, handoff_bytes, rate_label
+from ppdeploy.plan.network import (
+    HANDOFF_TENSORS,
+    LAN_LATENCY,
+    SOCKET_BITS,
+    TCP_GOODPUT,
+    Link,
+    handoff_bytes,
+    rate_label,
+)
 from ppdeploy.plan.outlook import LinkOutlook, LoadPrediction, outlook
 from ppdeploy.plan.serving import Load, Pipeline, Prediction, Settings, predict
 from ppdeploy.plan.speed import StageLoad
@@ -63,6 +71,7 @@ def expect(
     latency_seconds: float | None = None,
     measured: Sequence[MeasuredLink] = (),
     dtype: str | None = None,
+    halved: bool = False,
     curves: bool = False,
 ) -> Expected:
     """Return the outlook of a pipeline, the findings on its links, and the model of its speed.
@@ -70,7 +79,8 @@ def expect(
     `fabric` has the NIC of each host. Of a link that is in `measured`, and whose NICs are as they were then, rate and
     latency are those measured; else the rate is the negotiated one, and where a NIC does not say it, no speed is
     predicted. `latency_seconds` is one way between two hosts (None: as measured, else that of a switch), `dtype` the
-    activations' type where the inventory sets one. `curves` adds what drawings show, some 40 replays more.
+    activations' type where the inventory sets one, and `halved` says that the handoff plugin sends the sum of the two
+    tensors (what its overlap gains on top is not predicted). `curves` adds what drawings show, some 40 replays more.
     """
     latency = LAN_LATENCY if latency_seconds is None else latency_seconds
     hosts = [row.host for row in decision.memory]
@@ -79,7 +89,8 @@ def expect(
     seen = [known_links.get(pair) for pair in _pairs(hosts)]
     rounded = alike(link.rate_mbit for link in seen if link)
     prompt, answer = request_tokens(decision.capacity.max_model_len)
-    size = handoff_bytes(shape.hidden_size, 4 if (dtype or "").startswith("float32") else 2)
+    value_bytes = 4 if (dtype or "").startswith("float32") else 2
+    size = handoff_bytes(shape.hidden_size, value_bytes, 1 if halved else HANDOFF_TENSORS)
     known = Outlook(
         rough=_rough(decision, shape),
         input_tokens=prompt,

@@ -8,6 +8,7 @@ Where a data sheet gives only the rate with sparsity, it is halved, and an FP8 r
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, replace
 
@@ -227,6 +228,13 @@ def cards(name: str) -> tuple[Gpu, ...]:
         for known in _FAMILIES.get(key, (key,))
         for row in _BY_NAME.get(known) or _BY_NAME.get(f"geforce {known}") or ()
     )
+
+
+def nearest_card(name: str) -> str | None:
+    """Return the name of the card that a misspelt one was meant to be, None when none is near."""
+    known = {_key(row.name).removeprefix("geforce "): row.name.removeprefix("GeForce ") for row in GPUS}
+    close = difflib.get_close_matches(_key(name).removeprefix("geforce "), known, n=1, cutoff=0.8)
+    return known[close[0]] if close else None
 
 
 def find_gpu(nvidia_smi_name: str, memory_bytes: int) -> Gpu | None:

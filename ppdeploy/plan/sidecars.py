@@ -72,7 +72,8 @@ def _argv(sidecar: Sidecar, vllm: str, devices: Sequence[int]) -> tuple[str, ...
         argv += ["--tensor-parallel-size", str(len(devices))]
     if sidecar.max_model_len is not None:
         argv += ["--max-model-len", str(sidecar.max_model_len)]
-    return (*argv, *extra_arguments(sidecar.vllm_args))
+    trusted = {"trust-remote-code": True} if sidecar.trust_remote_code else {}
+    return (*argv, *extra_arguments({**sidecar.vllm_args, **trusted}))
 
 
 def _env(sidecar: Sidecar, devices: Sequence[int]) -> dict[str, str]:
@@ -88,6 +89,7 @@ def _env(sidecar: Sidecar, devices: Sequence[int]) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     if devices:
         env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Network
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -26,7 +27,7 @@ class Finding(Frozen):
 
     id: str
     verdict: Verdict
-    pipeline: str
+    pipeline: str = Field(description="empty: of a host that is in none")
     host: str | None = None
     reason: str
     remedy: str = ""
@@ -46,6 +47,35 @@ class Fabric(Frozen):
     speed_mbit: int | None = Field(description="negotiated rate in Mbit/s; None when the NIC does not say")
     mtu: int | None
     reason: str
+
+
+class TunnelPeer(Frozen):
+    """One end of a pipeline's tunnel."""
+
+    host: str
+    address: str = Field(description="in the tunnel")
+    endpoint: str = Field(description="on the wire: the address of its fabric NIC")
+    public_key: str = Field(description="as WireGuard writes it; empty: its node makes it with the next apply")
+
+
+class TunnelPlan(Frozen):
+    """The tunnel that a node's fabric goes through. Of it, the release has the addresses alone."""
+
+    kind: Literal["wireguard", "wireguard-go"] = Field(description="by the kernel, or by a program in user space")
+    interface: str
+    address: str
+    network: str
+    mtu: int = Field(description="bytes: the smallest of the pipeline's fabric NICs, less what WireGuard adds")
+    port: int = Field(description="UDP port on which every end is reached")
+    public_key: str = Field(description="of this node; empty: it makes it with the next apply")
+    wire: Fabric = Field(description="the NIC and address below it")
+    open: bool = Field(default=False, description="the node has the interface with this address already")
+    peers: tuple[TunnelPeer, ...]
+
+    @property
+    def ip_network(self) -> IPv4Network:
+        """The tunnel's network, as the standard library's type."""
+        return IPv4Network(self.network)
 
 
 class Rdma(Frozen):
@@ -223,7 +253,7 @@ class PlannedFile(Frozen):
 
     path: str
     template: str
-    part: Literal["rank", "agent", "sidecar", "tuning"] = Field(
+    part: Literal["rank", "agent", "sidecar", "tuning", "gateway", "driver", "firewall", "tunnel"] = Field(
         default="rank", description="what the file is for; only a change of the rank's restarts the gang"
     )
     sidecar: str = Field(default="", description="name of the sidecar that the file is for")
@@ -237,8 +267,8 @@ class Model(Frozen):
     """The model of a pipeline: where it comes from, what it is, and where it lies on every node."""
 
     name: str
-    kind: Literal["folder", "hub"]
-    source: str = Field(description="folder on the controller, or repository id on the hub")
+    kind: Literal["folder", "hub", "mirror"]
+    source: str = Field(description="folder on the controller, repository id on the hub, or address of a mirror")
     commit: str | None = Field(description="pinned commit of a hub repository")
     architecture: str
     layers: int
@@ -275,6 +305,17 @@ class Environment(Frozen):
     directory: str
 
 
+class SystemPackage(Frozen):
+    """What the environment needs of a node's system, and the package to install where that is not there."""
+
+    package: str
+    kind: Literal["python", "headers", "program", "library", "daemon"]
+    value: str = Field(
+        description="which one: a minor version, programs any of which will do, a library's name; of a daemon its "
+        "program, whose own service, named as the package, is left off"
+    )
+
+
 class Work(Frozen):
     """What apply has to do on a node, seen from the facts. It is no part of the release."""
 
@@ -306,6 +347,7 @@ class AgentPlan(Frozen):
     node: str = Field(description="the host, as the release names it")
     port: int = Field(description="TCP port on which agents ask each other")
     listen: tuple[str, ...] = Field(description="addresses on which it is asked")
+    clients: tuple[str, ...] = Field(description="networks from which it may be asked, beside this host")
     device: Literal["cuda", "cpu"]
     settings: dict[str, int] = Field(description="limits of the protocol by their names in ppdeploy/agent/settings.py")
 
@@ -337,6 +379,137 @@ class TuningPlan(Frozen):
         return {one.key: one.value for one in self.settings if one.verdict in {"set", "waits"}}
 
 
+class GatewayServer(Frozen):
+    """One pipeline as a gateway sees it: behind the loopback of its own head, or behind its head's gateway."""
+
+    pipeline: str
+    address: str
+    port: int
+    health_port: int = Field(description="where its health is asked: the agent, or the other gateway itself")
+    verify: str = Field(default="", description="name in the other gateway's certificate; empty: it is on loopback")
+    most: int = Field(description="requests that it gets at once; the others wait")
+
+
+class GatewayModel(Frozen):
+    """A model as clients name it, and the pipelines that serve it."""
+
+    backend: str = Field(description="its name in HAProxy's configuration")
+    names: tuple[str, ...] = Field(description="the served name first, then those of adapters")
+    max_model_len: int
+    servers: tuple[GatewayServer, ...]
+
+
+class GatewayPeers(Frozen):
+    """Where other gateways reach that of a head, by mutual TLS."""
+
+    address: str
+    port: int
+    callers: tuple[str, ...] = Field(description="names of the gateways that may call")
+
+
+class GatewayPlan(Frozen):
+    """The gateway of a host. It is no part of the release."""
+
+    address: str = Field(description="where it listens; * is every IPv4 address")
+    port: int
+    metrics_port: int
+    certificate: str = Field(description="file on the host")
+    certificate_is_ours: bool = Field(description="False: somebody else makes it and renews it")
+    names: tuple[str, ...] = Field(description="names and addresses of the certificate that is made")
+    models: tuple[GatewayModel, ...]
+    peer_name: str = Field(
+        default="", description="its name in its certificate for other gateways; empty: it is the only one"
+    )
+    peers: GatewayPeers | None = Field(default=None, description="None: no other gateway, or it is no head's")
+    rate: int = Field(description="requests of one key within a minute")
+    concurrency: int = Field(description="requests of one key at once")
+    balance: Literal["leastconn", "prefix"] = Field(description="how one of several pipelines of a model is chosen")
+    queue: int = Field(description="requests that may wait for one model")
+    body_mib: int
+    timeout: int = Field(description="seconds")
+    drain: int = Field(description="seconds")
+
+    @property
+    def routes(self) -> bool:
+        """Whether the `model` of a request decides where it goes."""
+        return len(self.models) > 1
+
+    @property
+    def several(self) -> bool:
+        """Whether it leads to several pipelines."""
+        return sum(len(model.servers) for model in self.models) > 1
+
+    @property
+    def reads_bodies(self) -> bool:
+        """Whether what is in a request decides where it goes."""
+        return self.routes or (self.balance == "prefix" and any(len(model.servers) > 1 for model in self.models))
+
+    def url(self, host_address: str) -> str:
+        """Return where clients ask; `host_address` is where Ansible reaches the host."""
+        return f"https://{host_address if self.address == '*' else self.address}:{self.port}"
+
+
+DriverSource = Literal["nvidia", "distribution"]
+
+
+class FirewallPlan(Frozen):
+    """The host's own table of nftables."""
+
+    interface: str = Field(description="the fabric NIC, or the tunnel over it")
+    wire: str = Field(default="", description="the NIC below the tunnel; empty: there is none")
+    wire_peers: tuple[str, ...] = Field(default=(), description="addresses on it of the hosts that reach the ranks")
+    peers: tuple[str, ...] = Field(description="fabric addresses that reach the ranks")
+    agent_port: int
+    agent_clients: tuple[str, ...] = Field(description="networks that reach the agent")
+    closed: tuple[str, ...] = Field(description="TCP ports, or ranges of them, that nobody else reaches")
+    ephemeral: str = Field(description="ports of the fabric NIC that peers alone reach, as FIRST-LAST")
+
+
+class Keyring(Frozen):
+    """The package that makes a host trust NVIDIA's repository, and lists it."""
+
+    url: str
+    sha256: str
+
+
+class DriverPlan(Frozen):
+    """What is done about the NVIDIA driver of a node. It is no part of the release."""
+
+    action: Literal["none", "keep", "install", "reboot", "load", "settle", "blocked"] = Field(
+        description="none: no driver is needed; keep: it works and is new enough; install: packages are installed; "
+        "reboot: it is installed and takes a reboot; load: its module is loaded; settle: it works, and what keeps it "
+        "so is brought back; blocked: nothing is done to any node until `remedy` is"
+    )
+    reason: str
+    remedy: str = ""
+    version: str | None = Field(default=None, description="what is there now; None: none")
+    ours: bool = Field(default=False, description="an apply installed it or will, so that files of ours keep it")
+    cards: int = Field(default=0, description="NVIDIA's cards on the PCI bus that the host itself may use")
+    source: DriverSource | None = Field(default=None, description="whose packages are, or are to be, installed by us")
+    manager: Literal["apt", "dnf"] | None = None
+    platform: str = Field(default="", description="what NVIDIA calls the system in its repositories")
+    branch: int | None = Field(default=None, description="branch of the driver that is installed, such as 580")
+    packages: tuple[str, ...] = Field(default=(), description="what is installed, as the package manager takes it")
+    stream: str = Field(default="", description="module stream that dnf is given first")
+    repository: str = Field(default="", description="address of the repository; empty: the distribution's own")
+    mirror: bool = Field(default=False, description="the repository is a mirror that the inventory names")
+    key: str = Field(default="", description="file or address of the key that the repository is signed with")
+    keyring: Keyring | None = None
+    finish: bool = Field(default=False, description="an interrupted installation is ended first")
+    rebuild: tuple[str, ...] = Field(default=(), description="kernels that DKMS builds the module for afterwards")
+    held: str = Field(default="", description="regular expression of packages that no upgrade by itself may touch")
+    initramfs: str = Field(
+        default="", description="program that makes the image a boot starts from; empty: there is none"
+    )
+    reboot: bool = False
+    reboot_reason: str = ""
+
+    @property
+    def pending(self) -> bool:
+        """Whether an apply has something to do about it."""
+        return self.action in ("install", "reboot", "load", "settle")
+
+
 class NodePlan(Frozen):
     """All that is decided for one node of a pipeline."""
 
@@ -347,6 +520,9 @@ class NodePlan(Frozen):
     node_rank: int
     role: Role
     fabric: Fabric
+    tunnel: TunnelPlan | None = Field(
+        default=None, description="None: ppdeploy_fabric_encryption is none, or the node is alone"
+    )
     rdma: Rdma | None = Field(default=None, description="None: the ranks talk by TCP alone")
     model: NodeModel
     stages: tuple[Stage, ...]
@@ -361,8 +537,27 @@ class NodePlan(Frozen):
     agent: AgentPlan
     sidecars: tuple[SidecarPlan, ...] = ()
     tuning: TuningPlan
+    gateway: GatewayPlan | None = Field(
+        default=None, description="None: a worker that is not in the group `gateway`, or ppdeploy_gateway is false"
+    )
+    driver: DriverPlan
+    packages: tuple[SystemPackage, ...] = Field(
+        default=(), description="what the environment needs of the system. It is no part of the release."
+    )
+    package_manager: Literal["apt", "dnf"] | None = Field(default=None, description="None: it has none that is known")
+    firewall: FirewallPlan | None = Field(default=None, description="None: ppdeploy_firewall is none")
     files: tuple[PlannedFile, ...]
     work: Work
+
+    @property
+    def wire(self) -> Fabric:
+        """The NIC below the tunnel where there is one, else the fabric itself."""
+        return self.tunnel.wire if self.tunnel else self.fabric
+
+    @property
+    def wire_peers(self) -> tuple[str, ...]:
+        """The other nodes' addresses on the wire."""
+        return tuple(peer.endpoint for peer in self.tunnel.peers) if self.tunnel else self.peers
 
 
 class PipelinePlan(Frozen):
@@ -399,12 +594,25 @@ class PipelinePlan(Frozen):
         return [finding for finding in self.findings if finding.verdict == "blocked"]
 
 
+class GatewayHostPlan(Frozen):
+    """All that is decided for a host of the group `gateway` that is in no pipeline."""
+
+    host: str
+    address: str
+    gateway: GatewayPlan
+    files: tuple[PlannedFile, ...]
+    findings: tuple[Finding, ...] = ()
+
+
 class Plan(Frozen):
     """The plans of all pipelines of a cluster."""
 
     plan_schema: int = PLAN_SCHEMA
     cluster: str
     pipelines: tuple[PipelinePlan, ...]
+    gateways: tuple[GatewayHostPlan, ...] = Field(
+        default=(), description="gateways outside of all pipelines; those of nodes are with the nodes"
+    )
     assumed: tuple[str, ...] = Field(
         default=(), description="hosts whose facts were written by hand or made up by a what-if: no plan to apply"
     )
@@ -417,6 +625,11 @@ class Plan(Frozen):
                     return pipeline, node
         raise KeyError(host)
 
+    def outside(self, host: str) -> GatewayHostPlan | None:
+        """Return what was decided for a gateway outside of all pipelines; None: `host` is none."""
+        return next((one for one in self.gateways if one.host == host), None)
+
     def blocked(self) -> list[Finding]:
-        """Return the findings of all pipelines that forbid touching a host."""
-        return [finding for pipeline in self.pipelines for finding in pipeline.blocked()]
+        """Return the findings of all pipelines and gateways that forbid touching a host."""
+        own = [finding for pipeline in self.pipelines for finding in pipeline.blocked()]
+        return own + [found for one in self.gateways for found in one.findings if found.verdict == "blocked"]

@@ -64,6 +64,7 @@ def ansible_environment(root: Path | None = None) -> dict[str, str]:
         "ANSIBLE_ROLES_PATH": str(root / "roles"),
         "ANSIBLE_LIBRARY": str(root / "plugins" / "modules"),
         "ANSIBLE_FILTER_PLUGINS": str(root / "plugins" / "filter"),
+        "ANSIBLE_VARS_PLUGINS": str(root / "plugins" / "vars"),
         # ansible-runner turns both off unless they are set.
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_CACHE_PLUGIN": "memory",

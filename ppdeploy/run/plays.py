@@ -8,6 +8,8 @@ SMOKE = "playbooks/smoke.yml"
 STATUS = "playbooks/status.yml"
 LOGS = "playbooks/logs.yml"
 CHECK = "playbooks/check.yml"
+KEYS = "playbooks/keys.yml"
+MODELS = "playbooks/models.yml"
 NET = "playbooks/net.yml"
 NET_STOP = "playbooks/net_stop.yml"
 BENCH = "playbooks/bench.yml"
@@ -18,8 +20,12 @@ FACTS_TASK = "Ask every node for its facts"
 #: Tasks in which the play reads the inventory and plans: what fails there is told without host and task.
 VALUES_TASK = "Take the inventory's ppdeploy values"
 PLAN_TASK = "Plan every pipeline"
+DRIVER_TASK = "Decide on every node's driver"
 GANG_TASK = "Ask every node how its gang is"
-PLANNING_TASKS = frozenset({VALUES_TASK, FACTS_TASK, PLAN_TASK, GANG_TASK})
+#: What names the gateways outside of all pipelines; and for `keys`, every gateway.
+OUTSIDE_TASK = "Name the gateways outside of all pipelines"
+GATEWAYS_TASK = "Name every gateway"
+PLANNING_TASKS = frozenset({VALUES_TASK, FACTS_TASK, DRIVER_TASK, PLAN_TASK, GANG_TASK, OUTSIDE_TASK, GATEWAYS_TASK})
 
 #: Tasks of `start`, `stop` and `restart` whose results say what became of the operator's word.
 ORDER_TASK = "Leave the operator's word for the agent"
@@ -33,12 +39,18 @@ BENCH_FAILED_TASK = "Fail where a benchmark failed"
 SERVING_TASKS = frozenset({SERVES_NOT_TASK, BENCH_FAILED_TASK})
 
 JOURNAL_TASK = "Read every node's journal"
+MODELS_TASK = "Look after the models"
 
 #: Tasks of `check`: a node listens for its peers, and looks at them.
 LISTEN_TASK = "Listen for the peers"
 PROBE_TASK = "Look at every peer"
+#: Task of `keys` that says which gateways know the keys.
+KEYS_TASK = "Tell the gateway which API keys there are"
 #: Tasks whose results the verbs read.
-KEPT_TASKS = (FACTS_TASK, GANG_TASK, ORDER_TASK, SERVING_TASK, STOPPED_TASK, JOURNAL_TASK, LISTEN_TASK, PROBE_TASK)
+KEPT_TASKS = (
+    *(FACTS_TASK, GANG_TASK, ORDER_TASK, SERVING_TASK, STOPPED_TASK, JOURNAL_TASK, MODELS_TASK),
+    *(LISTEN_TASK, PROBE_TASK, KEYS_TASK),
+)
 
 #: Play in which a failure means that the hosts are set up and the pipeline does not serve.
 SMOKE_PLAY = "Ask every pipeline for completions"
@@ -49,6 +61,8 @@ CHECK_ROLE = "preflight"
 #: What the verbs on a running gang hand to their plays: nodes to forget, and whether to wait for the outcome.
 FORGET = "ppdeploy__forget"
 WAIT = "ppdeploy__wait"
+#: What is done with the model folders, and with which.
+MODELS_ASK = "ppdeploy__models"
 #: Whether the play of `check` judges and prints what it saw; and when the facts came, which it sets.
 TELL = "ppdeploy__tell"
 RECEIVED = "ppdeploy__received"

@@ -58,6 +58,8 @@ _MARKS: dict[StepKind, str] = {
 
 #: Seconds without a line after which a log says what goes on.
 QUIET = 60.0
+#: Seconds between two lines of a host that waits for something and says how far it is.
+RETRY_PAUSE = 15.0
 
 
 class PlainProgress:
@@ -76,6 +78,7 @@ class PlainProgress:
         self._verbose = verbose
         self._clock = clock
         self._running: dict[str, str] = {}
+        self._told: dict[str, float] = {}
         self._spoke = clock()
 
     def __enter__(self) -> Self:
@@ -90,7 +93,7 @@ class PlainProgress:
             self._running[step.host] = task_name(step)
         elif step.host and step.kind not in ("retry", "diff"):
             self._running.pop(step.host, None)
-        if step.kind in ("play", "task", "started", "skipped") or _is_routine(step):
+        if step.kind in ("play", "task", "started", "skipped") or _is_routine(step) or self._was_told(step):
             return
         if step.kind == "diff":
             self._write(self._redactor.text(step.output))
@@ -101,6 +104,16 @@ class PlainProgress:
         if self._verbose and step.output and step.kind != "warning":
             text += "\n" + step.output
         self._write(self._redactor.text(text))
+
+    def _was_told(self, step: Step) -> bool:
+        """Whether a host that waits has said so a moment ago: a download of hours is asked for every few seconds."""
+        if step.kind != "retry":
+            self._told.pop(step.host, None)
+            return False
+        if self._clock() - self._told.get(step.host, -RETRY_PAUSE) < RETRY_PAUSE:
+            return True
+        self._told[step.host] = self._clock()
+        return False
 
     def tick(self) -> None:
         """Say what goes on when nothing was written for long: a log that stands still looks like a hang."""

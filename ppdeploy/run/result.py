@@ -134,7 +134,8 @@ class RunResult:
         if not self.failures:
             return self._without_failure()
         hosts: dict[str, list[str]] = {}  # many hosts mostly fail for one reason: tell it once
-        for failure in self.failures:
+        # Each host fails when it does: by name, the same trouble is told in the same words.
+        for failure in sorted(self.failures, key=lambda one: one.host):
             hosts.setdefault(failure.told, []).append(failure.host)
         planning = {failure.told for failure in self.failures if failure.is_planning}
         told = [text if text in planning else f"{', '.join(names)}: {text}" for text, names in hosts.items()]

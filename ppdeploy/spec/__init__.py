@@ -10,20 +10,23 @@ from __future__ import annotations
 from ppdeploy.spec.build import example_problems, spec_from_values
 from ppdeploy.spec.inventory import Inventory, load_inventory
 from ppdeploy.spec.problems import Problem, raise_problems
-from ppdeploy.spec.types import HostSpec, PipelineSpec, Spec
+from ppdeploy.spec.types import GatewayHost, HostSpec, PipelineSpec, Spec
 from ppdeploy.spec.variables import (
     VARIABLES,
     HostVars,
     PipelineVars,
     Sidecar,
     Variable,
+    is_ip_address,
     is_local_model,
+    is_mirror,
     known_variable_names,
     secret_variable_names,
 )
 
 __all__ = [
     "VARIABLES",
+    "GatewayHost",
     "HostSpec",
     "HostVars",
     "Inventory",
@@ -34,7 +37,9 @@ __all__ = [
     "Spec",
     "Variable",
     "example_problems",
+    "is_ip_address",
     "is_local_model",
+    "is_mirror",
     "known_variable_names",
     "load_inventory",
     "raise_problems",

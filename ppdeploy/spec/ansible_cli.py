@@ -85,6 +85,8 @@ def _environment() -> dict[str, str]:
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
         # A half-read inventory is a smaller cluster than the one meant.
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
+        # A host or variable that is written twice would have its first half dropped, with a warning that nobody sees.
+        "ANSIBLE_DUPLICATE_YAML_DICT_KEY": "error",
         # Values of groups are wanted with each host.
         "ANSIBLE_INVENTORY_EXPORT": "False",
     }
@@ -119,11 +121,34 @@ def _unreadable(path: Path, messages: str) -> InputError:
     reason = _reason(Path(failed[1]) if failed else path, reasons) or (errors[0] if errors else _last_line(messages))
     reason = re.sub(r"^(YAML parsing failed|Failed to parse inventory): ", "", reason.strip())
     reason = reason.replace(str(path.absolute()), str(path)).rstrip(".")
-    return InputError(
+    what, remedy = _in_our_words(reason) or (
         f"the inventory cannot be read: {reason}",
-        where=_place(path, messages, yaml_first="YAML" in messages),
-        remedy=f"correct it, or move away what is none; `ansible-inventory -i {path} --list` says more",
+        f"correct it, or move away what is none; `ansible-inventory -i {path} --list` says more",
     )
+    return InputError(what, where=_place(path, messages, yaml_first="YAML" in messages), remedy=remedy)
+
+
+def _in_our_words(reason: str) -> tuple[str, str] | None:
+    """Return what is wrong and what to do, for mistakes that many make and that Ansible tells as a programmer would."""
+    if twice := re.search(r"Found duplicate mapping key '(.+)'", reason):
+        return (
+            f"{twice[1]} is written twice in one map, of which YAML would keep the second alone",
+            "remove one of the two, or give it the name that was meant",
+        )
+    if listed := re.search(r'Invalid "(hosts|children|vars)" entry for "(.+?)" group, requires a dictionary', reason):
+        return (
+            f"{listed[1]} of the group {listed[2]} is no map",
+            f"write {_EXAMPLES[listed[1]]} below it, without a dash in front, as inventory/example has it",
+        )
+    return None
+
+
+_EXAMPLES = {
+    "hosts": "each host as `NAME: {ansible_host: ADDRESS}`",
+    "children": "each group as `NAME:`",
+    "vars": "each variable as `NAME: VALUE`",
+}
+"""What an entry of each part of a group looks like."""
 
 
 def _last_line(messages: str) -> str:

@@ -19,7 +19,7 @@ from pydantic import JsonValue, ValidationError
 from ppdeploy.spec.names import check_names
 from ppdeploy.spec.plain import plain, shown
 from ppdeploy.spec.problems import Problem, RefusedItemsError, raise_problems, shortened_list
-from ppdeploy.spec.types import HostSpec, PipelineSpec, Spec
+from ppdeploy.spec.types import GatewayHost, HostSpec, PipelineSpec, Spec
 from ppdeploy.spec.variables import (
     PREFIX,
     VARIABLES,
@@ -28,6 +28,7 @@ from ppdeploy.spec.variables import (
     PipelineVars,
     SecretVars,
     is_local_model,
+    is_mirror,
 )
 
 Locate = Callable[[str], str | None]
@@ -38,7 +39,7 @@ _Vars = TypeVar("_Vars", bound=Frozen)
 PIPELINE_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 RESERVED_NAMES = frozenset(
     # Ansible's own groups and ours, then folders that lie beside those of the pipelines on a node.
-    {"all", "ungrouped", "vllm", "agent", "bin", "cache", "lib", "models", "state", "uv", "venvs"}
+    {"all", "ungrouped", "vllm", "gateway", "agent", "bin", "cache", "lib", "models", "state", "uv", "venvs"}
 )
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
 
@@ -55,15 +56,16 @@ def spec_from_values(
     ssh_ports: Mapping[str, object] | None = None,
     pending: Mapping[str, AbstractSet[str]] | None = None,
     locate: Locate | None = None,
+    gateways: Sequence[str] = (),
 ) -> Spec:
     """Return the checked spec of a cluster.
 
     `pipelines` maps each group below `vllm` to its hosts in rank order; `values` maps hosts to their
     `ppdeploy_*` variables, rendered; `addresses` and `ssh_ports` hold `ansible_host` and `ansible_port` where
-    set; `pending` names, for each host, variables that are set but not rendered yet. Raises InputError, one
-    sentence a line, for all that is wrong at once.
+    set; `pending` names, for each host, variables that are set but not rendered yet; `gateways` are the hosts of
+    the group `gateway`. Raises InputError, one sentence a line, for all that is wrong at once.
     """
-    builder = _Builder(values, addresses or {}, ssh_ports or {}, pending or {}, locate or (lambda _: None))
+    builder = _Builder(values, addresses or {}, ssh_ports or {}, pending or {}, locate or (lambda _: None), gateways)
     return builder.build(pipelines, inventory_dir)
 
 
@@ -112,12 +114,14 @@ class _Builder:
         ssh_ports: Mapping[str, object],
         pending: Mapping[str, AbstractSet[str]],
         locate: Locate,
+        gateways: Sequence[str],
     ) -> None:
         self.values = values
         self.addresses = addresses
         self.ssh_ports = ssh_ports
         self.pending = pending
         self.locate = locate
+        self.gateways = gateways
         self.problems: list[Problem] = []
         self.unusable: dict[tuple[str, str], list[str]] = {}
         """Hosts by variable and reason, for values that are no plain data."""
@@ -128,16 +132,21 @@ class _Builder:
         # With a wrong structure, what follows would repeat the same mistake in other words.
         raise_problems(self.problems)
         hosts = [host for members in pipelines.values() for host in members]
-        self._check_addresses(hosts)
+        outside = [host for host in self.gateways if host not in hosts]
+        self._check_addresses([*hosts, *outside])
         given = {host: self._plain_values(host) for host in hosts}
         cluster = {v.name for v in VARIABLES.values() if v.scope == "cluster"}
-        self._one_value(cluster, hosts, given, "the cluster", "the group vllm")
+        common = self._one_value(cluster, hosts, given, "the cluster", "the group vllm")
         built = [self._pipeline(name, members, given, inventory_dir) for name, members in pipelines.items()]
+        self._check_gateways(outside, common, [pipeline.vars for pipeline in built if pipeline])
         raise_problems(self.problems)
         return Spec(
             cluster=inventory_dir.absolute().name or "cluster",
             inventory_dir=inventory_dir.absolute(),
             pipelines=tuple(pipeline for pipeline in built if pipeline),
+            gateways=tuple(
+                GatewayHost(name=host, address=str(self.addresses.get(host) or host)) for host in self.gateways
+            ),
         )
 
     # ---- structure
@@ -168,6 +177,13 @@ class _Builder:
                 self._add("the pipeline has no hosts", where, "add its hosts, in rank order, or remove the group")
             for host in members:
                 homes.setdefault(host, []).append(name)
+        for host in self.gateways:
+            if host not in homes and not _HOST_NAME.fullmatch(host):
+                self._add(
+                    f"{shown(host)} is no name for a host",
+                    "group gateway",
+                    "use letters, digits and . _ - and put the address into ansible_host",
+                )
         for host, groups in homes.items():
             if not _HOST_NAME.fullmatch(host):
                 self._add(
@@ -193,6 +209,20 @@ class _Builder:
                     "set it to the host's name or IP address",
                 )
                 continue
+            # As ssh and `ppdeploy init` take it; what else reads the address (a gateway, another node) does not.
+            written = re.fullmatch(r"(?:([^@{}]+)@)?([^@:{}]+)(?::(\d+))?", address or "")
+            if written and (written[1] or written[3]):
+                lines = [
+                    f"ansible_host: {written[2]}",
+                    *([f"ansible_user: {written[1]}"] if written[1] else []),
+                    *([f"ansible_port: {written[3]}"] if written[3] else []),
+                ]
+                self._add(
+                    f"ansible_host is {shown(address)}, which is more than an address",
+                    f"host {host}",
+                    f"write {' and '.join(lines)}",
+                )
+                continue
             if address is None or "{{" not in address:
                 port = str(self.ssh_ports.get(host) or 22)
                 seen.setdefault(((address or host).lower(), port), []).append(host)
@@ -203,6 +233,28 @@ class _Builder:
                     f"hosts {shortened_list(same)}",
                     "give each host its own ansible_host",
                 )
+
+    def _check_gateways(
+        self, outside: Sequence[str], common: Mapping[str, JsonValue], built: Sequence[PipelineVars]
+    ) -> None:
+        """Add what is wrong with the group `gateway`, whose hosts take their values from the group `vllm`."""
+        if self.gateways and built and not any(wants.gateway for wants in built):
+            self._add(
+                f"ppdeploy_gateway is false, and the group `gateway` has {shortened_list(self.gateways)}",
+                self._where("ppdeploy_gateway", "group gateway"),
+                "take the hosts out of the group, and leave them in the inventory for one apply, which removes their "
+                "gateways; or set ppdeploy_gateway: true",
+            )
+        unknown = {name for name, _ in self.unusable} | {name for names in self.pending.values() for name in names}
+        for host in outside:
+            for name, value in self._plain_values(host).items():
+                if name.startswith(f"{PREFIX}gateway") and name not in unknown and value != common.get(name):
+                    there = shown(common[name], 30) if name in common else "not set"
+                    self._add(
+                        f"{name} is {shown(value, 30)} on {host}, and {there} for the group vllm",
+                        self._where(name, "group gateway"),
+                        "set it once, in the vars of the group vllm, whose values all gateways have",
+                    )
 
     # ---- values
 
@@ -309,6 +361,9 @@ class _Builder:
             if is_local_model(main.model) and not model_pending
             else None,
             wheelhouse_path=_controller_path(main.wheelhouse, inventory_dir) if main.wheelhouse else None,
+            nvidia_key_path=_controller_path(main.nvidia_repository_key, inventory_dir)
+            if main.nvidia_repository_key
+            else None,
         )
 
     def _hosts(
@@ -376,7 +431,7 @@ class _Builder:
                     for what, remedy in cause.items:
                         self._add(f"{variable.name} {what}", place, remedy)
                 else:
-                    self._add(_wrong(variable.name, own[field], cause), place, f"set it to {variable.must}")
+                    self._add(_wrong(variable.name, own[field], cause, steps), place, f"set it to {variable.must}")
             return None
 
     def _check_together(self, main: PipelineVars, where: str, pending: Sequence[str]) -> None:
@@ -391,6 +446,8 @@ class _Builder:
                 self._where("ppdeploy_master_port", where),
                 "give them two different ports",
             )
+        if main.gateway:
+            self._check_gateway_ports(main, where)
         stages, partition = main.pipeline_parallel_size, main.layer_partition
         if stages and partition and stages != len(partition):
             self._add(
@@ -399,7 +456,7 @@ class _Builder:
                 self._where("ppdeploy_layer_partition", where),
                 "make them agree, or remove ppdeploy_pipeline_parallel_size",
             )
-        if main.model_revision and is_local_model(main.model) and known("model"):
+        if main.model_revision and (is_local_model(main.model) or is_mirror(main.model)) and known("model"):
             self._add(
                 "ppdeploy_model_revision is set, and ppdeploy_model is a folder, which has no revisions",
                 self._where("ppdeploy_model_revision", where),
@@ -411,6 +468,27 @@ class _Builder:
                 self._where("ppdeploy_transport", where),
                 "remove ppdeploy_transport",
             )
+        if main.transport == "rdma" and main.fabric_encryption != "none" and known("transport", "fabric_encryption"):
+            self._add(
+                f"ppdeploy_fabric_encryption is {main.fabric_encryption}, and RDMA passes it by in clear",
+                self._where("ppdeploy_fabric_encryption", where),
+                "remove ppdeploy_transport, or set ppdeploy_fabric_encryption: none",
+            )
+        if (main.nvidia_repository is None) != (main.nvidia_repository_key is None) and known(
+            "nvidia_repository", "nvidia_repository_key"
+        ):
+            one, other = ("nvidia_repository", "nvidia_repository_key")[:: 1 if main.nvidia_repository else -1]
+            self._add(
+                f"ppdeploy_{one} is set without ppdeploy_{other}",
+                self._where(f"ppdeploy_{one}", where),
+                f"set ppdeploy_{other} too, or remove ppdeploy_{one}",
+            )
+        if main.model_on_nodes and not main.model.startswith("/") and known("model"):
+            self._add(
+                "ppdeploy_model_on_nodes is true without an absolute path in ppdeploy_model",
+                self._where("ppdeploy_model_on_nodes", where),
+                "set ppdeploy_model to where the folder is mounted, on the controller too",
+            )
         same_path = main.wheelhouse is not None and main.wheelhouse.startswith("/")
         if main.wheelhouse_on_nodes and not same_path and known("wheelhouse"):
             self._add(
@@ -419,10 +497,26 @@ class _Builder:
                 "set ppdeploy_wheelhouse to the folder's absolute path on the nodes",
             )
 
+    def _check_gateway_ports(self, main: PipelineVars, where: str) -> None:
+        fields = ("api_port", "master_port", "gateway_port", "gateway_peer_port", "gateway_metrics_port")
+        taken: dict[int, str] = {}
+        for name in fields:
+            port = getattr(main, name)
+            other = taken.setdefault(port, name)
+            if other != name and name.startswith("gateway"):
+                self._add(
+                    f"{PREFIX}{other} and {PREFIX}{name} are both {port}",
+                    self._where(PREFIX + name, where),
+                    "give them two different ports",
+                )
+
     def _check_sidecars(self, main: PipelineVars, members: Sequence[HostSpec]) -> None:
         """Add what is wrong with the sidecars of a host beside its rank and beside each other."""
         for index, host in enumerate(members):
             ports = {main.api_port: "ppdeploy_api_port", main.master_port: "ppdeploy_master_port"} if index == 0 else {}
+            if main.gateway and (index == 0 or host.name in self.gateways):
+                gateway = ("gateway_port", "gateway_peer_port", "gateway_metrics_port")
+                ports |= {getattr(main, name): PREFIX + name for name in gateway}
             names: set[str] = set()
             for sidecar in host.vars.sidecars:
                 where = self._where("ppdeploy_sidecars", f"host {host.name}")
@@ -444,11 +538,16 @@ class _Builder:
         self.problems.append(Problem(what, where, remedy))
 
 
-def _wrong(name: str, value: JsonValue, cause: object) -> str:
-    """Return what is wrong with a value, without the value where it is secret or long."""
+def _wrong(name: str, value: JsonValue, cause: object, steps: Sequence[int | str] = ()) -> str:
+    """Return what is wrong with a value, without the value where it is secret or long.
+
+    `steps` lead from the variable to the entry of a list that is wrong.
+    """
     reason = str(cause) if isinstance(cause, ValueError) else ""
     if VARIABLES[name].secret:
         return f"{name} is not a usable value"
+    if isinstance(value, list) and reason and len(steps) == 1 and isinstance(steps[0], int):
+        return f"{name} has {shown(value[steps[0]])} in entry {steps[0] + 1}, but {reason}"
     if isinstance(value, (dict, list)) and reason:
         return f"{name} is wrong, since {reason}"
     return f"{name} is {shown(value)}" + (f", but {reason}" if reason else "")

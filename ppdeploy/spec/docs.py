@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Network
 from pathlib import Path
 
 from ppdeploy.errors import InputError
@@ -87,7 +88,7 @@ def _default(variable: Variable) -> str:
         return f"**{variable.unset}**"
     if variable.default is None:
         return variable.unset
-    if isinstance(variable.default, str):
+    if isinstance(variable.default, str | IPv4Network):
         return f"`{variable.default}`"
     return f"`{json.dumps(variable.default)}`"
 

@@ -18,6 +18,9 @@ from ppdeploy.spec.variables import VARIABLES, secret_variable_names
 GROUP = "vllm"
 """The group whose children are the pipelines."""
 
+GATEWAYS = "gateway"
+"""The group of hosts that have a gateway beside the heads."""
+
 
 @dataclass(frozen=True)
 class Inventory:
@@ -37,6 +40,15 @@ class Inventory:
     """`ansible_host` of each host that has one."""
     ssh_ports: Mapping[str, object]
     """`ansible_port` of each host that has one."""
+    gateways: tuple[str, ...] = ()
+    """Hosts of the group `gateway`. Those in no pipeline have values and addresses too, and none of the rest."""
+
+    def gateway_values(self) -> dict[str, dict[str, object]]:
+        """Return what a play is told of each host of the group `gateway`: its address and its own values."""
+        return {
+            host: {**self.values.get(host, {}), "ansible_host": self.addresses.get(host, host)}
+            for host in self.gateways
+        }
 
     def spec(self) -> Spec:
         """Return the checked spec; raises InputError with a sentence for each thing that is wrong."""
@@ -48,6 +60,7 @@ class Inventory:
             ssh_ports=self.ssh_ports,
             pending=self.pending,
             locate=SettingFinder(self.path),
+            gateways=self.gateways,
         )
 
 
@@ -66,7 +79,8 @@ def load_inventory(
     hostvars = _hostvars(listing)
     locate = SettingFinder(path)
     pipelines = _pipelines(listing, path)
-    members = [host for hosts in pipelines.values() for host in hosts]
+    gateways = _members(listing, GATEWAYS)
+    members = list(dict.fromkeys([*(host for hosts in pipelines.values() for host in hosts), *gateways]))
     addresses = {h: v["ansible_host"] for h, v in hostvars.items() if h in members and "ansible_host" in v}
     raise_problems(
         [
@@ -83,7 +97,8 @@ def load_inventory(
     to_render = templated.difference(secret_variable_names())
     if any(_is_pending(address) for address in addresses.values()):
         to_render.add("ansible_host")
-    for host, rendered in (rendered_values(path, GROUP, to_render, arguments) if to_render else {}).items():
+    groups = f"{GROUP}:{GATEWAYS}" if gateways else GROUP
+    for host, rendered in (rendered_values(path, groups, to_render, arguments) if to_render else {}).items():
         if host in values:
             addresses |= {host: rendered.pop("ansible_host")} if "ansible_host" in rendered else {}
             values[host] |= {name: value for name, value in rendered.items() if name in values[host]}
@@ -97,6 +112,7 @@ def load_inventory(
         pending=pending,
         addresses=addresses,
         ssh_ports={h: v["ansible_port"] for h, v in hostvars.items() if h in members and "ansible_port" in v},
+        gateways=gateways,
     )
 
 

@@ -13,6 +13,17 @@ _ALMOST = 0.88
 """Likeness (difflib's ratio) from which a name without our prefix is taken for a misspelt one of ours."""
 
 
+_OF_ANSIBLE = {
+    "ansible_address": "ansible_host",
+    "ansible_hosts": "ansible_host",
+    "ansible_ip": "ansible_host",
+    "ansible_ports": "ansible_port",
+    "ansible_username": "ansible_user",
+    "ansible_users": "ansible_user",
+}
+"""What people write in place of Ansible's own names; Ansible ignores it, and asks another machine or account."""
+
+
 def check_names(
     values: Mapping[str, Iterable[str]], locate: Callable[[str], str | None] = lambda _: None
 ) -> list[Problem]:
@@ -23,12 +34,14 @@ def check_names(
     """
     holders: dict[str, list[str]] = {}
     for host, names in values.items():
-        for name in names:
-            if name not in VARIABLES:
+        own = list(names)
+        for name in own:
+            # Beside the right name it is somebody's own variable.
+            if name not in VARIABLES and _OF_ANSIBLE.get(name) not in own:
                 holders.setdefault(name, []).append(host)
     problems = []
     for name, hosts in holders.items():
-        nearest = _nearest(name)
+        nearest = _OF_ANSIBLE.get(name) or _nearest(name)
         if not name.startswith(PREFIX) and nearest is None:
             continue
         where = ("hosts " if len(hosts) > 1 else "host ") + shortened_list(hosts)

@@ -54,6 +54,7 @@ OWNED_FLAGS: dict[str, str] = {
     "ssl-ciphers": _ONE_API,
     "enable-ssl-refresh": _ONE_API,
     "api-server-count": "remove it: vLLM refuses it on every node but the head",
+    "trust-remote-code": "name the model in ppdeploy_trust_remote_code instead (a sidecar: trust_remote_code: true)",
     "config": "write its entries into ppdeploy_vllm_args: a file would not be part of the release",
     "help": "remove it: vLLM would print it and end",
     "version": "set ppdeploy_vllm_version instead",
@@ -205,6 +206,7 @@ OWNED_ENV: dict[str, str] = {
     "VLLM_PP_LAYER_PARTITION": "set ppdeploy_layer_partition instead",
     "VLLM_CPU_KVCACHE_SPACE": "set ppdeploy_kv_cache_gib instead",
     "VLLM_CPU_OMP_THREADS_BIND": "set ppdeploy_omp_threads_bind instead",
+    "PPDEPLOY_HANDOFF": "set ppdeploy_handoff instead, which installs the plugin too",
     "VLLM_TARGET_DEVICE": "set ppdeploy_device instead",
     "VLLM_PORT": "remove it: it is vLLM's own internal port; the API's is ppdeploy_api_port",
     "VLLM_MODEL_REDIRECT_PATH": "set ppdeploy_model instead",
@@ -245,6 +247,7 @@ OWNED_ENV: dict[str, str] = {
     "VLLM_NO_USAGE_STATS": "remove it: usage statistics are always off",
     "VLLM_DO_NOT_TRACK": "remove it: usage statistics are always off",
     "DO_NOT_TRACK": "remove it: usage statistics are always off",
+    "HF_HUB_DISABLE_TELEMETRY": "remove it: usage statistics are always off",
     "VLLM_USAGE_STATS_SERVER": "remove it: usage statistics are always off",
 }
 """Environment variables that ppdeploy sets or excludes, with what to do instead."""

@@ -66,6 +66,7 @@ def shown(value: object, limit: int = 60) -> str:
         text = json.dumps(value, ensure_ascii=False, default=lambda item: type(item).__name__)
     except (TypeError, ValueError, RecursionError):
         return f"a {type(value).__name__}"
-    text = re.sub(r"://[^/@\s]*@", "://***@", text)
+    # Up to the last one: a password that was not escaped may hold "@" and "/" itself.
+    text = re.sub(r"://[^\s\"]*@", "://***@", text)
     text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."

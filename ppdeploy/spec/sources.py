@@ -75,20 +75,45 @@ def vaulted(inventory: Path) -> list[Path]:
 
 
 def broken_yaml(inventory: Path) -> str | None:
-    """Return `file:line` of the first YAML file that does not parse, None when all do."""
+    """Return `file:line` of the first YAML file that does not parse or has a key twice, None when all are right."""
     for path in inventory_files(inventory):
         in_folder = any(part in _VARIABLE_FOLDERS for part in path.parts[-3:])
         if path.suffix not in (".yml", ".yaml", ".json") and not in_folder:
             continue
         try:
             text = path.read_text(encoding="utf-8")
-            for _ in yaml.parse(text, Loader=yaml.SafeLoader):
-                pass
+            for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
+                twice = _written_twice(document)
+                if twice:
+                    return f"{path}:{twice.start_mark.line + 1}"
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             return f"{path}:{mark.line + 1}" if mark else str(path)
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
             return str(path)
+    return None
+
+
+def _written_twice(document: yaml.Node | None) -> yaml.Node | None:
+    """Return the first key that its map has already, None when all keys differ."""
+    level = [document] if document else []
+    # An anchor's node comes again at each of its aliases.
+    seen: set[int] = set()
+    while level:
+        node = level.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            level += reversed(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            known: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in known:
+                        return key
+                    known.add(key.value)
+            level += [value for _, value in reversed(node.value)]
     return None
 
 

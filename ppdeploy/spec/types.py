@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from ppdeploy.spec.variables import Frozen, HostVars, PipelineVars, is_local_model
@@ -33,11 +34,22 @@ class PipelineSpec(Frozen):
     """The model's folder on the controller, absolute; None for a Hugging Face id (or a pending one)."""
     wheelhouse_path: Path | None
     """The wheelhouse's folder on the controller, absolute; None without one."""
+    nvidia_key_path: Path | None = None
+    """The file on the controller with the key of a mirror of NVIDIA's repositories; None without one."""
 
     @property
     def model_is_local(self) -> bool:
         """Whether the model is a folder on the controller rather than a Hugging Face repository."""
         return is_local_model(self.vars.model)
+
+
+class GatewayHost(Frozen):
+    """A host of the group `gateway`: it has a gateway, whether or not it is the head of a pipeline."""
+
+    name: str
+    """Its name in the inventory."""
+    address: str
+    """Where Ansible reaches it (`ansible_host`, else its name)."""
 
 
 class Spec(Frozen):
@@ -49,6 +61,21 @@ class Spec(Frozen):
     """The inventory's folder, absolute: relative paths of the inventory start here."""
     pipelines: tuple[PipelineSpec, ...]
     """In the order of the inventory."""
+    gateways: tuple[GatewayHost, ...] = ()
+    """The hosts of the group `gateway`; heads have a gateway without it."""
+
+    @property
+    def outside(self) -> tuple[GatewayHost, ...]:
+        """The hosts of the group `gateway` that are in no pipeline."""
+        members = {host.name for pipeline in self.pipelines for host in pipeline.hosts}
+        return tuple(host for host in self.gateways if host.name not in members)
+
+    def only(self, names: Collection[str]) -> Spec:
+        """Return the spec with these pipelines alone; what is a host of the others is no gateway in it either."""
+        kept = tuple(pipeline for pipeline in self.pipelines if pipeline.name in names)
+        gone = {host.name for pipeline in self.pipelines if pipeline.name not in names for host in pipeline.hosts}
+        gateways = tuple(host for host in self.gateways if host.name not in gone)
+        return self.model_copy(update={"pipelines": kept, "gateways": gateways})
 
     def pipeline(self, name: str) -> PipelineSpec:
         """Return the pipeline of that name (KeyError if there is none)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -51,7 +51,16 @@ def _not_bool(value: object) -> object:
     return value
 
 
-def _each_once(value: tuple[int, ...]) -> tuple[int, ...]:
+def _handoff(value: object) -> object:
+    """Take a mode of the handoff plugin; YAML reads a bare `off` as false."""
+    if value is False:
+        return "off"
+    if not isinstance(value, str) or not re.fullmatch(r"off|lossless|overlap(:[0-9]{1,6})?", value):
+        raise ValueError("it is no mode of the handoff")
+    return value
+
+
+def _each_once(value: tuple[object, ...]) -> tuple[object, ...]:
     if len(set(value)) < len(value):
         raise ValueError("it names one twice")
     return value
@@ -85,9 +94,21 @@ def is_local_model(model: str) -> bool:
     return model.startswith(LOCAL_MODEL_PREFIXES)
 
 
+def is_mirror(model: str) -> bool:
+    """Say whether a `ppdeploy_model` is a folder on a web server."""
+    return model.startswith(("http://", "https://"))
+
+
 def _model(value: str) -> str:
     if is_local_model(value):
         return value
+    if is_mirror(value):
+        address = _url(value)
+        if urlsplit(address).query or urlsplit(address).fragment or not urlsplit(address).path.strip("/"):
+            raise ValueError("it is not the address of a folder")
+        if urlsplit(address).hostname in ("huggingface.co", "hf.co"):
+            raise ValueError("the hub's models are named by their id alone")
+        return address
     odd = "--" in value or ".." in value or value.endswith(".git")
     if odd or len(value) > 96 or not _HUB_ID.fullmatch(value):
         raise ValueError("it is neither a Hugging Face id nor a path")
@@ -180,7 +201,67 @@ def _subnet(value: object) -> object:
         raise ValueError(f"it has host bits set; the network is {return_hint}") from None
 
 
+_PRIVATE = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
+"""RFC 1918. `IPv4Network.is_private` counts documentation's and others among them."""
+
+
+def _private_subnet(value: object) -> object:
+    network = value if isinstance(value, IPv4Network) else _subnet(value)
+    if not any(isinstance(network, IPv4Network) and network.subnet_of(one) for one in _PRIVATE):
+        raise ValueError("it is not within 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16")
+    return network
+
+
+_DNS_NAME = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
+)
+
+
+def _reached_by(value: str) -> str:
+    if is_ip_address(value) or _DNS_NAME.fullmatch(value):
+        return value
+    raise ValueError("it is neither a host name nor an IP address")
+
+
+def _reached_directly(value: str) -> str:
+    """Return a host or domain as every client reads it: with a dot before it, some take its hosts without itself."""
+    host = value.removeprefix(".").lower()
+    if is_ip_address(host) or _DNS_NAME.fullmatch(host):
+        return host
+    reason = "it is neither a host name nor a domain nor an IP address"
+    if value.startswith("*."):
+        reason += "; a domain stands for all its hosts without *"
+    elif "/" in value:
+        reason += "; networks and addresses of pages are not read here"
+    elif ":" in value:
+        reason += "; leave the port off"
+    raise ValueError(reason)
+
+
+def is_ip_address(value: str) -> bool:
+    """Say whether a text is an IPv4 or IPv6 address."""
+    try:
+        ip_address(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _listening_address(value: str) -> str:
+    if value == "*":
+        return value
+    return str(IPv4Address(value))
+
+
+def _node_file(value: str) -> str:
+    if not re.fullmatch(r"(/[A-Za-z0-9._+@-]+)+", value) or {".", ".."} & set(value.split("/")):
+        raise ValueError("it is not an absolute path of letters, digits and . _ + @ -")
+    return value
+
+
 Positive = Annotated[int, BeforeValidator(_not_bool), Field(ge=1)]
+Seconds = Annotated[int, BeforeValidator(_not_bool), Field(ge=10, le=86400)]
+AnyPort = Annotated[int, BeforeValidator(_not_bool), Field(ge=1, le=65535)]
 Port = Annotated[int, BeforeValidator(_not_bool), Field(ge=1024, le=65535)]
 Partition = Annotated[tuple[Positive, ...], BeforeValidator(_partition), Field(min_length=1)]
 Url = Annotated[str, AfterValidator(_url)]
@@ -215,9 +296,11 @@ class PipelineVars(Frozen):
     """What holds for all hosts of one pipeline (and, for scope `cluster`, for every pipeline)."""
 
     model: Annotated[str, AfterValidator(_model)] = _var(
-        "The model to serve: a Hugging Face id, or a folder on the controller (a path that starts with /, "
-        "./, ../ or ~/; a relative one starts at the inventory folder).",
-        must="a Hugging Face id such as Qwen/Qwen3-32B, or a folder that starts with /, ./, ../ or ~/",
+        "The model to serve: a Hugging Face id, a folder on the controller (a path that starts with /, "
+        "./, ../ or ~/; a relative one starts at the inventory folder), or the http or https address of a folder that "
+        "has a file SHA256SUMS.",
+        must="a Hugging Face id such as Qwen/Qwen3-32B, a folder that starts with /, ./, ../ or ~/, or an http or "
+        "https address without user name and password",
         scope="pipeline",
         unset="required",
         default=...,
@@ -288,6 +371,20 @@ class PipelineVars(Frozen):
         scope="pipeline",
         unset="found: the one network that all nodes share",
     )
+    fabric_encryption: Literal["none", "wireguard", "wireguard-go"] = _var(
+        "Whether what the nodes of a pipeline say to each other (handoffs, agents, weights) goes through WireGuard: "
+        "wireguard by the kernel; wireguard-go by a program in user space, for kernels without it, and slower. It "
+        "costs throughput; `ppdeploy net` says how much.",
+        must="none, wireguard or wireguard-go",
+        scope="pipeline",
+        default="none",
+    )
+    fabric_encryption_subnet: Annotated[IPv4Network, BeforeValidator(_private_subnet)] = _var(
+        "The tunnel's own network with ppdeploy_fabric_encryption; a node's address in it ends as on the fabric.",
+        must="a private IPv4 network such as 10.213.117.0/24, in which no host is",
+        scope="pipeline",
+        default=IPv4Network("10.213.117.0/24"),
+    )
     fabric_allow_wireless: bool = _var(
         "Let a wireless NIC carry the handoffs.",
         must="true or false",
@@ -314,6 +411,18 @@ class PipelineVars(Frozen):
     )
     allow_untested_version: bool = _var(
         "Allow a vLLM version that is not in the table of tested ones.",
+        must="true or false",
+        scope="pipeline",
+        default=False,
+    )
+    trust_remote_code: tuple[Annotated[str, AfterValidator(_model)], ...] = _var(
+        "The models whose own Python code may run, each as ppdeploy_model names it; no other model's does.",
+        must="a list of models, as ppdeploy_model names them",
+        scope="pipeline",
+        default=(),
+    )
+    allow_pickle_weights: bool = _var(
+        "Allow a model whose weights are not safetensors: loading other formats can run code that they hold.",
         must="true or false",
         scope="pipeline",
         default=False,
@@ -404,6 +513,56 @@ class PipelineVars(Frozen):
         scope="pipeline",
         default="socket",
     )
+    handoff: Annotated[str, BeforeValidator(_handoff)] = _var(
+        "How stages hand hidden states on: off (as vLLM sends them), lossless (their sum: half the bytes) or overlap "
+        "(the same, and nobody waits for a send; overlap:TOKENS names the batch from which on a handoff gets a step of "
+        "its own). Installs a plugin of ppdeploy's own beside vLLM on all nodes; where that was not tested, the plan "
+        "says so and handoffs stay as they are (docs/handoff.md).",
+        must="off, lossless, overlap or overlap:TOKENS",
+        scope="pipeline",
+        default="off",
+    )
+    nvidia_driver: Literal["nvidia", "distribution", "none"] = _var(
+        "Where a missing or too old NVIDIA driver comes from: NVIDIA's repository (its open kernel modules), the "
+        "distribution (Ubuntu alone has new enough ones), or none: then it is only checked. One that works and is new "
+        "enough is left alone, and so is that of DGX OS, Jetson and GB10 (docs/driver.md).",
+        must="nvidia, distribution or none",
+        scope="pipeline",
+        default="nvidia",
+    )
+    nvidia_branch: Annotated[int, BeforeValidator(_not_bool), Field(ge=580, le=9999)] | None = _var(
+        "Branch of the NVIDIA driver that is installed, and stayed on; an older driver is upgraded to it.",
+        must="a branch from 580, such as 580",
+        scope="pipeline",
+        unset="the oldest that the repository has from 580 on",
+    )
+    nvidia_repository: Url | None = _var(
+        "Address of a mirror of NVIDIA's package repositories: the folder that has debian12, rhel9 and so on.",
+        must="an http or https address without user name and password",
+        scope="pipeline",
+        unset="https://developer.download.nvidia.com/compute/cuda/repos",
+    )
+    nvidia_repository_key: ControllerFolder | None = _var(
+        "File on the controller with the public key (armoured OpenPGP) that ppdeploy_nvidia_repository is signed with. "
+        "A relative path starts at the inventory folder.",
+        must="a file on the controller",
+        scope="pipeline",
+        unset="required with ppdeploy_nvidia_repository",
+    )
+    allow_reboot: bool = _var(
+        "Let an apply reboot a node where its driver takes that. A node on which a rank or another program uses a GPU "
+        "is never rebooted.",
+        must="true or false",
+        scope="pipeline",
+        default=False,
+    )
+    package_lock_timeout: Annotated[int, BeforeValidator(_not_bool), Field(ge=0, le=86400)] = _var(
+        "How long an apply waits for another program (unattended-upgrades, say) that is installing packages.",
+        must="a whole number of seconds from 0 to 86400",
+        scope="pipeline",
+        unit="s",
+        default=600,
+    )
     nccl_debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = _var(
         "What NCCL tells in the rank's journal; INFO names the NIC and the sockets of every connection.",
         must="one of VERSION, WARN, INFO and TRACE",
@@ -421,6 +580,43 @@ class PipelineVars(Frozen):
         must="an http or https address without user name and password",
         scope="pipeline",
         unset="none",
+    )
+    proxy: Url | None = _var(
+        "HTTP proxy through which the nodes reach the package indexes, and the hub or web server that a model is "
+        "downloaded from.",
+        must="an http or https address without user name and password",
+        scope="pipeline",
+        unset="that of the node's own environment, if any",
+    )
+    no_proxy: tuple[Annotated[str, AfterValidator(_reached_directly)], ...] = _var(
+        "Hosts and domains that the nodes reach without ppdeploy_proxy, such as an index or mirror of your own. A "
+        "domain stands for all its hosts.",
+        must="a list of host names, domains and IP addresses",
+        scope="pipeline",
+        default=(),
+    )
+    ca_bundle: Annotated[str, AfterValidator(_node_file)] | None = _var(
+        "File on the nodes with the certificates that a package index, hub or web server is checked against, such as "
+        "/etc/ssl/certs/ca-certificates.crt where a company's own certificate is installed. Every user must be able to "
+        "read it.",
+        must="an absolute path on the nodes",
+        scope="pipeline",
+        unset="those that uv brings; for a model the system's",
+    )
+    vllm_extras: Annotated[tuple[Literal["fastsafetensors", "runai"], ...], AfterValidator(_each_once)] = _var(
+        "Readers of weights to install beside vLLM's usual packages; ppdeploy_vllm_args chooses one with load-format. "
+        "The environment for CUDA has fastsafetensors in any case.",
+        must="a list of fastsafetensors and runai",
+        scope="pipeline",
+        default=(),
+    )
+    system_packages: Literal["archives", "bundle", "none"] | None = _var(
+        "Where what vLLM needs of a node's system comes from when it is not there (Python, its headers, a C compiler, "
+        "libnuma): the archives that the node's package manager knows, the bundle in ppdeploy_wheelhouse (made with "
+        "--packages), or none: then it is named.",
+        must="archives, bundle or none",
+        scope="pipeline",
+        unset="archives; none with ppdeploy_wheelhouse",
     )
     wheelhouse: ControllerFolder | None = _var(
         "Folder made by `ppdeploy bundle` on the controller; nodes install from it without any index. A "
@@ -456,11 +652,124 @@ class PipelineVars(Frozen):
         scope="pipeline",
         default="stage",
     )
+    model_on_nodes: bool = _var(
+        "Whether ppdeploy_model is a folder that every node has mounted at the same path: each copies its files from "
+        "there, and none travel between nodes.",
+        must="true or false",
+        scope="pipeline",
+        default=False,
+    )
     models_dir: NodeFolder = _var(
         "Folder on the nodes that holds the models.",
         must="an absolute path on the nodes, in a place for data",
         scope="pipeline",
         default="/var/lib/ppdeploy/models",
+    )
+    gateway: bool = _var(
+        "Guard the API with HAProxy on every head and every host of the group `gateway`: TLS, API keys, limits "
+        "(docs/gateway.md). Without it the API answers on the head's loopback alone.",
+        must="true or false",
+        scope="cluster",
+        default=True,
+    )
+    gateway_port: AnyPort = _var(
+        "Port of every gateway, with TLS.",
+        must="a port from 1 to 65535",
+        scope="cluster",
+        default=8443,
+    )
+    gateway_address: Annotated[str, AfterValidator(_listening_address)] = _var(
+        "Address on which the gateway listens; * is every IPv4 address of the host.",
+        must="an IPv4 address, or *",
+        scope="cluster",
+        default="*",
+    )
+    gateway_peer_port: Port = _var(
+        "Port on which the other gateways reach that of a head, by mutual TLS.",
+        must="a port from 1024 to 65535",
+        scope="cluster",
+        default=8444,
+    )
+    gateway_metrics_port: Port = _var(
+        "Port of the gateway's own metrics for Prometheus, on its host's loopback.",
+        must="a port from 1024 to 65535",
+        scope="cluster",
+        default=8405,
+    )
+    gateway_certificate: Annotated[str, AfterValidator(_node_file)] | None = _var(
+        "A file on every gateway with certificate, chain and private key, such as an ACME client writes for HAProxy.",
+        must="an absolute path on the gateways",
+        scope="cluster",
+        unset="one is made, signed by a CA of the cluster's own",
+    )
+    gateway_names: tuple[Annotated[str, AfterValidator(_reached_by)], ...] = _var(
+        "More names and addresses under which clients reach the gateways, for the certificate that is made.",
+        must="a list of host names and IP addresses",
+        scope="cluster",
+        default=(),
+    )
+    gateway_rate: Annotated[int, BeforeValidator(_not_bool), Field(ge=1, le=1_000_000)] = _var(
+        "Requests that one API key may make within a minute, at each gateway.",
+        must="a whole number from 1 to 1,000,000",
+        scope="cluster",
+        unit="requests/min",
+        default=1200,
+    )
+    gateway_concurrency: Annotated[int, BeforeValidator(_not_bool), Field(ge=1, le=4000)] = _var(
+        "Requests that one API key may have under way at once, at each gateway.",
+        must="a whole number from 1 to 4000",
+        scope="cluster",
+        unit="requests",
+        default=256,
+    )
+    gateway_balance: Literal["leastconn", "prefix"] = _var(
+        "How a gateway chooses among pipelines that serve one model: the one with the fewest requests, or the one that "
+        "has had a request with the same beginning, which is then in its prefix cache, as long as that one has no more "
+        "than 1.5 times its share.",
+        must="leastconn or prefix",
+        scope="cluster",
+        default="leastconn",
+    )
+    gateway_queue: Annotated[int, BeforeValidator(_not_bool), Field(ge=0, le=4000)] = _var(
+        "Requests for one model that may wait at a gateway while its pipelines have as many as they run at once.",
+        must="a whole number from 0 to 4000",
+        scope="cluster",
+        unit="requests",
+        default=256,
+    )
+    gateway_body_mib: Annotated[int, BeforeValidator(_not_bool), Field(ge=1, le=64)] = _var(
+        "Largest request that is accepted.",
+        must="a whole number from 1 to 64",
+        scope="cluster",
+        unit="MiB",
+        default=16,
+    )
+    gateway_timeout: Seconds = _var(
+        "How long a pipeline may be silent on a request before the gateway gives it up; a stream lasts as long as it "
+        "goes on.",
+        must="a whole number of seconds from 10 to 86400",
+        scope="cluster",
+        unit="s",
+        default=3600,
+    )
+    gateway_drain: Seconds = _var(
+        "How long a gateway that is stopped waits for the requests that are under way.",
+        must="a whole number of seconds from 10 to 86400",
+        scope="cluster",
+        unit="s",
+        default=120,
+    )
+    monitoring_from: tuple[Annotated[IPv4Network, BeforeValidator(_subnet)], ...] = _var(
+        "Networks from which the agents may be asked for /healthz and /metrics, beside the fabric.",
+        must="a list of IPv4 networks such as 192.0.2.0/24 (one host is /32)",
+        scope="cluster",
+        default=(),
+    )
+    firewall: Literal["none", "nftables"] = _var(
+        "Whether a table of nftables, beside whatever else filters, guards the ports of agents and ranks too.",
+        must="none or nftables",
+        scope="cluster",
+        default="none",
     )
     hf_endpoint: Url | None = _var(
         "Address of a Hugging Face mirror.",
@@ -468,6 +777,12 @@ class PipelineVars(Frozen):
         scope="cluster",
         unset="https://huggingface.co",
     )
+
+    @property
+    def serve_args(self) -> dict[str, JsonValue]:
+        """What `vllm serve` gets as the inventory says: ppdeploy_vllm_args, and the trust in the model's code."""
+        trusted: dict[str, JsonValue] = {"trust-remote-code": True} if self.model in self.trust_remote_code else {}
+        return {**self.vllm_args, **trusted}
 
 
 class Sidecar(Frozen):
@@ -488,6 +803,7 @@ class Sidecar(Frozen):
     vllm_args: Annotated[dict[str, JsonValue], BeforeValidator(check_vllm_args)] = Field(
         default={}, description="more options of `vllm serve`, as in ppdeploy_vllm_args"
     )
+    trust_remote_code: bool = Field(default=False, description="whether the model's own Python code may run")
 
 
 class HostVars(Frozen):

@@ -232,6 +232,8 @@ class Gang:
             "fence_seconds": 60,
             "rank_unit": UNIT,
             "run_folder": "/run/ppdeploy-agent",
+            "agent_ip_allow": " ".join(["localhost", *map(self.lab.fabric_address, self.nodes)]),
+            "gpus": False,
         }
         units = ("ppdeploy-agent.service", "ppdeploy-fence.service", "ppdeploy-fence.timer", "ppdeploy-rank@.service")
         return {

@@ -242,7 +242,7 @@ def out_of_memory(gang: Gang) -> None:
         assert len(status["failures"]) == 3
         first = f"{status['series'][0]:09d}-{status['series'][1]:016x}"
         for node in gang.nodes:
-            journal = f"/var/lib/ppdeploy/{PIPELINE}/failures/{first}/journal"
+            journal = f"/var/lib/ppdeploy/agent/{PIPELINE}/failures/{first}/journal"
             assert int(gang.shell(node, f"stat -c %s {journal}")) > 1000, "the first failure's journal is not kept"
         reason = status["failed"] or status["last_reason"]
         time.sleep(10)

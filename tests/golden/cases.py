@@ -9,10 +9,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from ppdeploy.facts import Tunnelling
 from ppdeploy.plan import Plan
-from ppdeploy.render import render_node
+from ppdeploy.play import make_plan
+from ppdeploy.render import render_host, render_node
 from tests.factories import make_cluster
-from tests.factories_plan import make_complete_plan, make_source
+from tests.factories_plan import make_complete_plan, make_pipeline_spec, make_source, make_spec
 
 FOLDER = Path(__file__).parent
 
@@ -41,7 +43,46 @@ def gpu_two_by_two() -> Plan:
     )
 
 
-CASES: dict[str, Callable[[], Plan]] = {"cpu-two-nodes": cpu_two_nodes, "gpu-two-by-two": gpu_two_by_two}
+def cpu_two_pipelines() -> Plan:
+    """Two pipelines of two hosts each, with two models: each head's gateway routes to both."""
+    pipelines = [
+        make_pipeline_spec(["node1", "node2"], "small", served_model_name="org/small"),
+        make_pipeline_spec(
+            ["node3", "node4"], "large", served_model_name="large", vllm_args={"lora-modules": "law=/srv/adapters/law"}
+        ),
+    ]
+    models = {"small": make_source("small"), "large": make_source("large", layers=8, weight_bytes=16_800_000)}
+    return make_plan(make_spec(*pipelines), make_cluster(4), models)
+
+
+def cpu_gateways() -> Plan:
+    """One pipeline, and the group `gateway`: a worker of it, and a host in no pipeline."""
+    pipeline = make_pipeline_spec(["node1", "node2"])
+    head, worker = pipeline.hosts
+    hosts = (head.model_copy(update={"address": "192.0.2.11"}), worker)
+    spec = make_spec(
+        pipeline.model_copy(update={"hosts": hosts}), gateways={"node2": "192.0.2.12", "door": "192.0.2.20"}
+    )
+    return make_plan(spec, make_cluster(2), {"tiny": make_source()})
+
+
+def cpu_encrypted() -> Plan:
+    """Two nodes whose fabric goes through WireGuard, one of which has no key yet; with the host's firewall."""
+    keys = {"node1": "bm9kZTEncyBwdWJsaWMga2V5LCB3aXRob3V0IHVzZSE=", "node2": None}
+    facts = {
+        host: one.model_copy(update={"tunnel": Tunnelling(kernel=True, tun=True, public_key=keys[host])})
+        for host, one in make_cluster(2).items()
+    }
+    return make_complete_plan(facts, fabric_encryption="wireguard", firewall="nftables")
+
+
+CASES: dict[str, Callable[[], Plan]] = {
+    "cpu-encrypted": cpu_encrypted,
+    "cpu-gateways": cpu_gateways,
+    "cpu-two-nodes": cpu_two_nodes,
+    "cpu-two-pipelines": cpu_two_pipelines,
+    "gpu-two-by-two": gpu_two_by_two,
+}
 
 
 def rendered(plan: Plan) -> dict[str, str]:
@@ -52,6 +93,8 @@ def rendered(plan: Plan) -> dict[str, str]:
             for path, text in render_node(plan, node.host).items():
                 files[f"{node.host}{path.replace(pipeline.release, 'RELEASE')}"] = text
         files[f"{pipeline.name}.digest"] = f"{pipeline.release}\n"
+    for gateway in plan.gateways:
+        files |= {f"{gateway.host}{path}": text for path, text in render_host(plan, gateway.host).items()}
     return files
 
 

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import yaml
 
 from ppdeploy.lab import Lab
-from ppdeploy.lab.inventory import LabInventory
+from ppdeploy.lab.inventory import CPU_VLLM_ARGS, LabInventory
 from ppdeploy.lab.ready import tiny_model
 from ppdeploy.paths import data_root
 from ppdeploy.plan import Plan
@@ -49,8 +49,14 @@ done | sort
 def described() -> LabInventory:
     """Return what the lab's inventory is to say: one pipeline over both hosts."""
     # vLLM's own limit for a step that never ends; its 300 s would make each fault take as long.
-    variables = {"ppdeploy_env": {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}}
-    return LabInventory.one_pipeline(2, model=str(tiny_model()), vars=variables)
+    # A parser, without which vLLM refuses to be asked for a call of a tool.
+    tools = {"enable-auto-tool-choice": True, "tool-call-parser": "pythonic"}
+    variables = {
+        "ppdeploy_env": {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"},
+        "ppdeploy_vllm_args": {**CPU_VLLM_ARGS, **tools},
+    }
+    # Tied, which is the harder one to divide: tests/lab/test_uneven.py gives each stage its own files.
+    return LabInventory.one_pipeline(2, model=str(tiny_model(tied=True)), vars=variables)
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,8 @@ class FirstApply:
     check: Done
     after_check: dict[str, list[str]]
     apply: Done
+    beyond: dict[str, int]
+    """Packets to addresses beyond the lab during the apply, of the controller and of the hosts."""
 
 
 @dataclass
@@ -111,6 +119,8 @@ class Cluster:
     elsewhere: Path
     stages: list[tuple[str, float]]
     extra: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
+    """Words before every command."""
     notes: dict[str, Any] = field(default_factory=dict)
 
     def ppdeploy(self, *words: str, inventory: Path | None = None, env: Mapping[str, str] | None = None) -> Done:
@@ -146,7 +156,7 @@ class Cluster:
 
         The plan is made anew where none is given.
         """
-        report = self.elsewhere / "testinfra.xml"
+        report = self._testinfra_report
         folder = data_root() / "tests" / "testinfra"
         command = [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"),
@@ -157,12 +167,20 @@ class Cluster:
         name = " ".join(("testinfra", *files)) + ("" if hosts == "vllm" else f" on {hosts}")
         done = self._run(command, name, cwd=data_root(), env={"PYTEST_ADDOPTS": ""})
         assert done.code in (0, 1), done.said
-        return done, set(_failed(report))
+        return done, {f"{test} {host}" for test, host, failed in _cases(report) if failed}
+
+    def tested(self) -> set[str]:
+        """Return the hosts that the last run of `testinfra` looked at."""
+        return {host for _, host, _ in _cases(self._testinfra_report)}
+
+    @property
+    def _testinfra_report(self) -> Path:
+        return self.elsewhere / "testinfra.xml"
 
     def _run(self, command: Sequence[str], name: str, *, cwd: Path, env: Mapping[str, str] | None = None) -> Done:
         began = time.monotonic()
         done = subprocess.run(
-            command,
+            [*self.prefix, *command],
             cwd=cwd,
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -234,6 +252,25 @@ class Cluster:
         assert answer["usage"]["completion_tokens"] == tokens, answer
         return str(answer["choices"][0]["text"])
 
+    def role(self, *roles: str, words: Sequence[str] = ()) -> Done:
+        """Take facts, plan, and run these roles as site.yml runs them, on nodes and outside of them."""
+        return self._books("-".join(roles), role_plays(*roles), *values_words(), *words)
+
+    def book(self, name: str, play: Mapping[str, Any], *words: str) -> Done:
+        """Run a playbook of one play."""
+        return self._books(name, [play], *words)
+
+    def _books(self, name: str, plays: Sequence[Mapping[str, Any]], *words: str) -> Done:
+        command = self.book_command(name, plays, *words)
+        return self._run(command, " ".join((name, *words)), cwd=data_root(), env={"PATH": search_path()})
+
+    def book_command(self, name: str, plays: Sequence[Mapping[str, Any]], *words: str) -> list[str]:
+        """Write a playbook of these plays and return the command that runs it, from the checkout."""
+        path = self.elsewhere / f"{name}.yml"
+        path.write_text(yaml.safe_dump([dict(play) for play in plays], sort_keys=False), encoding="utf-8")
+        program = Path(sys.executable).with_name("ansible-playbook")
+        return [str(program), "-i", str(self.inventory), *words, str(path)]
+
     def edited(self, folder: Path, change: Mapping[str, Any]) -> Path:
         """Write a copy of the inventory with other variables of the group `vllm` and return its path."""
         tree = yaml.safe_load(self.inventory.read_text(encoding="utf-8"))
@@ -244,13 +281,34 @@ class Cluster:
         return path
 
 
-def _failed(report: Path) -> Iterable[str]:
-    """Yield the tests that failed in pytest's report, as `file::test host`."""
+def role_plays(*names: str) -> list[dict[str, Any]]:
+    """Return site.yml's plays with these of its roles alone, for a playbook that lies anywhere."""
+    books, found = data_root() / "playbooks", []
+    for play in yaml.safe_load((books / "site.yml").read_text(encoding="utf-8")):
+        roles = [one for one in play.get("roles", ()) if one["role"] in names]
+        if roles and play["hosts"] == "vllm":
+            told = [one for one in play["pre_tasks"] if "ansible.builtin.set_fact" in one]
+            plan = {"name": "Take facts and plan", "ansible.builtin.import_tasks": str(books / "tasks/plan.yml")}
+            found.append({**play, "pre_tasks": [plan, *told], "roles": roles})
+        elif roles:
+            found.append({**play, "roles": roles})
+    if len(found) > 1:
+        # It says which hosts the others are for.
+        found.insert(0, {"ansible.builtin.import_playbook": str(books / "gateways.yml")})
+    return found
+
+
+def values_words() -> list[str]:
+    """Return the words by which a playbook elsewhere gets the variables of playbooks/group_vars."""
+    return ["-e", f"@{data_root() / 'playbooks/group_vars/all.yml'}"]
+
+
+def _cases(report: Path) -> Iterable[tuple[str, str, bool]]:
+    """Yield the tests of pytest's report: `file::test`, its host, and whether it failed."""
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314  (pytest wrote it just now)
-        if case.find("failure") is None and case.find("error") is None:
-            continue
         test, _, parameter = case.attrib["name"].partition("[")
-        yield f"{case.attrib['classname'].rsplit('.', 1)[-1]}::{test} {parameter.rstrip(']').rpartition('/')[2]}"
+        failed = case.find("failure") is not None or case.find("error") is not None
+        yield f"{case.attrib['classname'].rsplit('.', 1)[-1]}::{test}", parameter.rstrip("]").rpartition("/")[2], failed
 
 
 def no_change(hosts: Iterable[str] = ("node1", "node2")) -> dict[str, int]:

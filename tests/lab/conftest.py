@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from ppdeploy.lab import Lab
 from ppdeploy.lab.ready import up_with_vllm
 from ppdeploy.lab.state import default_name
 from tests.lab.cluster import Cluster, FirstApply, described
+from tests.lab.watch import Watch
 
 _HERE = Path(__file__).parent
 
@@ -21,16 +23,24 @@ _HERE = Path(__file__).parent
 #: and download wheels, and on a busy machine a model takes minutes to start.
 _TIMEOUT = 1500
 
-#: Checks and tuning come first, on labs of their own, before any rank has taken the cores. The lab's own tests come
-#: next: they reboot hosts and cut links, which ranks would suffer from. Then the story of one cluster, in which a model
+#: What needs no rank comes first, on labs of its own, before any has taken the cores. The lab's own tests come next:
+#: they reboot hosts and cut links, which ranks would suffer from. Then the story of one cluster, in which a model
 #: starts as few times as possible.
 _ORDER = (
     "test_checks",
+    "test_gateway",
+    "test_encryption",
+    "test_units",
+    "test_isolated",
     "test_tuning",
+    "test_driver",
+    "test_store",
+    "test_driver_debian",
     "test_lab_hosts",
     "test_lab_recovery",
     "test_apply",
     "test_check_served",
+    "test_openai",
     "test_bench",
     "test_testinfra_catches",
     "test_bad_input",
@@ -38,11 +48,13 @@ _ORDER = (
     "test_gang_verbs",
     "test_rollback",
     "test_uneven",
+    "test_handoff",
     "test_greedy",
     "test_net",
 )
 
 _STAGES: list[tuple[str, float]] = []
+_MODULES: collections.defaultdict[str, float] = collections.defaultdict(float)
 
 
 def _place(item: pytest.Item) -> int:
@@ -58,7 +70,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT))
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _MODULES[report.location[0]] += report.duration
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section("seconds of each module")
+    for path, seconds in sorted(_MODULES.items(), key=lambda one: -one[1]):
+        terminalreporter.write_line(f"{seconds:6.0f} s  {path}")
     if _STAGES:
         terminalreporter.section(f"commands on the lab, {sum(seconds for _, seconds in _STAGES):.0f} s")
         for name, seconds in _STAGES:
@@ -104,9 +123,13 @@ def first(cluster: Cluster) -> FirstApply:
     assert not any("ppdeploy" in line for lines in bare.values() for line in lines if "/var/cache" not in line)
     check = cluster.ppdeploy("apply", "--check", "--json")
     after_check = cluster.listing()
-    apply = cluster.ansible_playbook()
+    with Watch(cluster.lab) as watch:
+        cluster.prefix = watch.prefix()
+        apply = cluster.ansible_playbook()
+        cluster.prefix = ()
+        beyond = watch.packets()
     assert apply.code == 0, apply.said
-    return FirstApply(bare, check, after_check, apply)
+    return FirstApply(bare, check, after_check, apply, beyond)
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,11 @@ def test_the_first_apply_says_that_it_changed_the_hosts(served: Cluster, first: 
     assert set(first.apply.changed()) == set(served.lab.nodes)
 
 
+def test_no_host_and_not_the_controller_asked_beyond_the_lab(first: FirstApply) -> None:
+    """From the bundle, and up to a served answer; `test_isolated.py` has the proof that it would have been counted."""
+    assert first.beyond == {"controller": 0, "hosts": 0}
+
+
 def test_a_second_apply_changes_nothing_and_restarts_nothing(served: Cluster) -> None:
     before, pids = served.listing(), served.pids()
     assert min(pids.values()) > 0
@@ -51,10 +56,10 @@ def test_render_writes_what_lies_on_the_hosts(served: Cluster, tmp_path: Path) -
         folder = tmp_path / "files" / node
         texts = {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         rendered = {path: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
-        # All but the packed agent, which is no template, and the key, which is in no plan.
-        agent = "/opt/ppdeploy/agent/*.sh /etc/ppdeploy/*.json"
+        # All but the packed agent, which is no template, and keys and certificates, which are in no plan.
+        others = "/opt/ppdeploy/agent/*.sh /etc/ppdeploy/*.json $(find /etc/ppdeploy -name haproxy.cfg)"
         units = "$(find /etc/systemd/system -maxdepth 1 -type f -name 'ppdeploy-*')"
-        script = f"sha256sum {RELEASES}/*/* {units} {agent}"
+        script = f"sha256sum {RELEASES}/*/* {units} {others}"
         lines = (line.split(None, 1) for line in served.out(node, script).splitlines())
         assert rendered == {path: digest for digest, path in lines}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,5 +142,8 @@ def test_a_disk_that_is_too_small(served: Cluster) -> None:
         said = refused(served, 3, "-e", "ppdeploy_models_dir=/srv/small/models")
     finally:
         served.out("node2", "umount /srv/small; rmdir /srv/small")
-    assert "/srv/small/models needs 8.0 MiB and 4.0 MiB are free (node2)" in said
+    # How much follows from the model's tensors, and tests/unit says it of known ones.
+    need = re.search(r"/srv/small/models needs (\d+\.\d) MiB and 4\.0 MiB are free \(node2\)", said)
+    assert need, said
+    assert float(need[1]) > 4
     assert "set ppdeploy_models_dir to a larger one" in said

@@ -18,7 +18,7 @@ def test_a_pipeline_that_serves_is_left_alone_and_ready(served: Cluster) -> None
         (found,) = [one for one in document["results"] if (one["id"], one["host"], one["peer"]) == (name, host, peer)]
         return dict(found)
 
-    assert "held by our own rank" in result("port-taken", "node1")["evidence"]
+    assert "held by our own units" in result("port-taken", "node1")["evidence"]
     assert result("master-port", "node2", "node1")["evidence"] == "our own rank runs, and has it"
     assert result("throughput", "node1", "node2")["evidence"] == "the pipeline serves, and is left alone"
     assert result("ephemeral-ports", "node1", "node2")["verdict"] == "ready"

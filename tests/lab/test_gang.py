@@ -1,4 +1,4 @@
-"""Six rows of docs/gang.md's fault table with real vLLM ranks; `make faults` runs every row, and the baseline."""
+"""Six rows of docs/gang.md's fault table with real vLLM ranks, four in each CI; `make faults` runs every row."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def test_a_worker_killed_under_load(gang: VllmGang) -> None:
     rows.rank_killed(gang, "worker", busy=True)
 
 
+@pytest.mark.long
 def test_the_heads_whole_unit_killed(gang: VllmGang) -> None:
     rows.whole_unit_killed(gang)
 
@@ -44,6 +45,7 @@ def test_a_link_cut_longer_than_the_lease(gang: VllmGang) -> None:
     rows.link_cut(gang, 20.0)
 
 
+@pytest.mark.long
 def test_agents_that_die(gang: VllmGang) -> None:
     rows.agent_killed(gang, 2)
 

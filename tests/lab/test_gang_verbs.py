@@ -68,6 +68,7 @@ def test_a_start_of_what_serves_changes_nothing(served: Cluster) -> None:
     assert served.pids() == pids
 
 
+@pytest.mark.long
 def test_a_limit_of_the_gang_restarts_the_agents_and_no_rank(served: Cluster) -> None:
     pids = served.pids()
     agents = "systemctl show -P MainPID ppdeploy-agent"
@@ -104,6 +105,7 @@ def test_start_waits_until_tokens_are_proven(served: Cluster) -> None:
     assert served.complete("Hello", tokens=4)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_restart_gives_each_rank_a_new_process_of_the_same_release(served: Cluster) -> None:
     pids, release = served.pids(), status(served)["release"]

@@ -13,7 +13,10 @@ import yaml
 
 from ppdeploy.paths import data_root
 from ppdeploy.plan import Plan
+from ppdeploy.plan.driver import PREFERENCES
+from ppdeploy.plan.firewall import UNIT as FIREWALL_UNIT
 from ppdeploy.plan.tuning import CONFIG
+from ppdeploy.plan.tunnel import FOLDER as TUNNEL
 from ppdeploy.render import release_folder
 from tests.lab.cluster import PIPELINE, Cluster, no_change
 
@@ -62,6 +65,13 @@ BREAKS = (
         f"echo '{{}}' > {CONFIG}",
         f"rm {CONFIG}",
         ("test_nic_tuning::test_its_files_are_as_planned_and_no_others_are_there",),
+    ),
+    Break(
+        "nvidia_driver",
+        "apt is told to keep a driver that nothing installed",
+        f"echo 'Package: *nvidia*' > {PREFERENCES}",
+        f"rm {PREFERENCES}",
+        ("test_nvidia_driver::test_its_files_are_as_planned_and_no_others_are_there",),
     ),
     Break(
         "vllm_install",
@@ -128,6 +138,27 @@ BREAKS = (
         ("test_gang_agent::test_the_agent_is_the_controllers_own_and_runs",),
     ),
     Break(
+        "firewall",
+        "a unit of a table that nobody asked for",
+        f"touch {FIREWALL_UNIT}",
+        f"rm {FIREWALL_UNIT}",
+        ("test_firewall::test_its_files_are_as_planned_and_no_others_are_there",),
+    ),
+    Break(
+        "fabric_encryption",
+        "keys of a tunnel that nobody asked for",
+        f"mkdir -p {TUNNEL}; touch {TUNNEL}/private.key",
+        f"rm -r {TUNNEL}",
+        ("test_fabric_encryption::test_its_files_are_as_planned_and_no_others_are_there",),
+    ),
+    Break(
+        "gateway",
+        "a worker has the folder of a gateway",
+        "mkdir -p /etc/ppdeploy/gateway",
+        "rmdir /etc/ppdeploy/gateway",
+        ("test_gateway::test_its_files_are_as_planned",),
+    ),
+    Break(
         "vllm_rank",
         "another program listens on the API's port",
         "systemd-run --quiet --collect --unit=stranger python3 -m http.server --bind $fabric 8000; "
@@ -178,7 +209,10 @@ def test_each_broken_thing_is_found_on_its_host_and_nothing_else(
 
 
 def test_every_role_that_an_apply_runs_has_a_broken_host() -> None:
-    plays = yaml.safe_load((data_root() / "playbooks" / "site.yml").read_text())
+    folder = data_root() / "playbooks"
+    plays = yaml.safe_load((folder / "site.yml").read_text())
+    imported = [one["ansible.builtin.import_playbook"] for one in plays if "ansible.builtin.import_playbook" in one]
+    plays += [play for name in imported for play in yaml.safe_load((folder / name).read_text())]
     roles = {entry["role"] for play in plays for entry in play.get("roles", ())}
     # This cluster has no sidecar, so that role leaves nothing here that could be broken.
     assert {one.role for one in BREAKS} == roles - {"sidecars"}
@@ -193,6 +227,7 @@ def test_what_was_broken_is_whole_again(served: Cluster) -> None:
     assert done.changed() == no_change()
 
 
+@pytest.mark.long
 def test_a_rank_that_died_beside_a_file_of_another_content_stays_down_and_is_found_and_named(
     served: Cluster, plan_file: Path
 ) -> None:

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
-import yaml
 
 from ppdeploy.lab import Lab
 from ppdeploy.lab.inventory import LabInventory
 from ppdeploy.lab.ready import tiny_model
 from ppdeploy.lab.state import default_name
-from ppdeploy.paths import data_root
-from ppdeploy.run.environment import search_path
 from tests.lab.cluster import Cluster, Done, no_change
 
 PORTS = "/proc/sys/net/ipv4/ip_local_reserved_ports"
@@ -49,14 +44,9 @@ class Tuned(Cluster):
 
     def tune(self, *words: str, mtu: int | None, nic_tuning: bool = True) -> Done:
         """Take facts, plan, and run the role."""
-        play = yaml.safe_load((data_root() / "playbooks/site.yml").read_text(encoding="utf-8"))[0]
-        play["roles"] = [role for role in play["roles"] if role["role"] == "nic_tuning"]
-        (plan,) = play["pre_tasks"]
-        plan["ansible.builtin.import_tasks"] = str(data_root() / "playbooks" / plan["ansible.builtin.import_tasks"])
         wants: dict[str, object] = {"ppdeploy_nic_tuning": nic_tuning, **({"ppdeploy_mtu": mtu} if mtu else {})}
         self.inventory = replace(self, inventory=self.lab.inventory).edited(self.elsewhere / f"mtu-{mtu}", wants)
-        values = data_root() / "playbooks/group_vars/all.yml"
-        return self.book("tune", play, "-e", f"@{values}", *words)
+        return self.role("nic_tuning", words=words)
 
     def restore(self, *words: str) -> Done:
         """Give back everything, as `destroy` does: without facts, plan or any variable."""
@@ -64,14 +54,6 @@ class Tuned(Cluster):
         tasks = [{"name": "Give back", "ansible.builtin.import_role": role}]
         play = {"name": "Give back", "hosts": "vllm", "gather_facts": False, "become": True, "tasks": tasks}
         return self.book("restore", play, *words)
-
-    def book(self, name: str, play: dict[str, object], *words: str) -> Done:
-        """Run a playbook of one play."""
-        path = self.elsewhere / f"{name}.yml"
-        path.write_text(yaml.safe_dump([play], sort_keys=False), encoding="utf-8")
-        program = Path(sys.executable).with_name("ansible-playbook")
-        command = [str(program), "-i", str(self.inventory), *words, str(path)]
-        return self._run(command, " ".join((name, *words)), cwd=data_root(), env={"PATH": search_path()})
 
     def set_switch(self, mtu: int, *nodes: str) -> None:
         """Let the lab's side of these hosts' fabric links carry packets of that size."""

@@ -34,7 +34,7 @@ def uneven(served: Cluster, evenly: list[str], tmp_path_factory: pytest.TempPath
     """The same weights, a file for each layer, on hosts with a memory limit each, set up for the longest context."""
     assert len(set(evenly)) == len(PROMPTS)
     folder = tmp_path_factory.mktemp("uneven")
-    model = make_tiny_model(folder / tiny_model().name, sharded=True)
+    model = make_tiny_model(folder / tiny_model().name, sharded=True, tied=True)
     # The size of the cache is to come from the plan.
     inventory = served.variant(folder / "hosts.yml", kv_cache_gib=None, goal="context", model=str(model))
     cluster = replace(served, inventory=inventory)
@@ -67,9 +67,11 @@ def test_the_larger_host_gets_more_layers(uneven: Cluster, planned: PipelinePlan
         assert "VLLM_PP_LAYER_PARTITION=1,3" in environment
 
 
-def test_the_worker_has_the_files_of_its_own_layers(uneven: Cluster, planned: PipelinePlan) -> None:
+def test_the_worker_has_the_files_of_its_own_layers_and_the_tied_embedding(
+    uneven: Cluster, planned: PipelinePlan
+) -> None:
     head, worker = planned.nodes
-    for node, shards in ((head, range(1, 7)), (worker, (2, 3, 4, 6))):
+    for node, shards in ((head, range(1, 7)), (worker, (2, 3, 4, 5, 6))):
         found = uneven.out(node.host, f"ls {node.model.directory}").split()
         assert [name for name in found if name.endswith(".safetensors")] == [
             f"model-{shard:05d}-of-00006.safetensors" for shard in shards
@@ -89,5 +91,5 @@ def test_vllm_keeps_as_many_tokens_as_planned(uneven: Cluster, planned: Pipeline
     assert logged == pytest.approx(planned.capacity.kv_tokens, rel=TOLERANCE)
 
 
-def test_the_text_is_that_of_the_even_split(uneven: Cluster, evenly: list[str]) -> None:
+def test_the_text_is_that_of_the_even_split_which_has_all_files(uneven: Cluster, evenly: list[str]) -> None:
     assert [uneven.complete(prompt) for prompt in PROMPTS] == evenly

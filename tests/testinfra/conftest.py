@@ -1,6 +1,6 @@
 """What a node must look like, for any inventory:
 
-    pytest tests/testinfra --hosts=ansible://vllm --ansible-inventory=inventory/cluster
+    pytest tests/testinfra --hosts=ansible://vllm,ansible://gateway --ansible-inventory=inventory/cluster
 
 What is expected is the plan, as `ppdeploy plan --json` prints it now, or as it printed it into the file of `--plan`.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,11 +20,12 @@ from typing import Any
 
 import pytest
 
-from ppdeploy.plan.types import NodePlan, PipelinePlan, Plan
-from ppdeploy.render import file_path, render_node
+from ppdeploy.plan.types import GatewayPlan, NodePlan, PipelinePlan, Plan, PlannedFile
+from ppdeploy.render import file_path, render_host, render_node
 from ppdeploy.run.environment import ansible_environment
 
 _SOCKETS = pytest.StashKey[Path]()
+_PLAN = pytest.StashKey[Plan | str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,19 +57,55 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(config.stash[_SOCKETS])
 
 
-@pytest.fixture(scope="session")
-def plan(request: pytest.FixtureRequest) -> Plan:
-    """The plan of the whole inventory."""
-    saved = request.config.getoption("--plan")
+def exposure(host: Any, unit: str) -> float:
+    """Return how exposed systemd finds a unit as it is loaded, drop-ins included, from 0 to 10."""
+    text = host.check_output("systemd-analyze security --no-pager %s", unit)
+    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", text)
+    assert found, text
+    return float(found[1])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a gateway outside of all pipelines there is a gateway, and nothing of a node to be tested."""
+    made = _made(config)
+    outside = {one.host for one in made.gateways} if isinstance(made, Plan) else set()
+    dropped = [item for item in items if item.path.stem != "test_gateway" and _host_of(item) in outside]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
+
+
+def _host_of(item: pytest.Item) -> str:
+    """Return the host that a test looks at; empty: none."""
+    host: Any = item.callspec.params.get("_testinfra_host") if isinstance(item, pytest.Function) else None
+    return str(host.backend.get_hostname()) if host else ""
+
+
+def _made(config: pytest.Config) -> Plan | str:
+    """Return the plan of the whole inventory, made once, or why there is none."""
+    if _PLAN not in config.stash:
+        config.stash[_PLAN] = _make(config)
+    return config.stash[_PLAN]
+
+
+def _make(config: pytest.Config) -> Plan | str:
+    saved = config.getoption("--plan")
     if saved:
         return Plan.model_validate_json(Path(saved).read_text(encoding="utf-8"))
-    inventory = request.config.getoption("ansible_inventory")
+    inventory = config.getoption("ansible_inventory")
     command = [sys.executable, "-m", "ppdeploy", "plan", "-i", inventory, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     # A plan that is blocked is printed too: what is wrong with the hosts is for the tests to find.
-    if not done.stdout.startswith("{"):
-        pytest.fail(f"there is no plan to test against: {done.stderr}", pytrace=False)
-    return Plan.model_validate_json(done.stdout)
+    return Plan.model_validate_json(done.stdout) if done.stdout.startswith("{") else done.stderr
+
+
+@pytest.fixture(scope="session")
+def plan(request: pytest.FixtureRequest) -> Plan:
+    """The plan of the whole inventory."""
+    made = _made(request.config)
+    if isinstance(made, str):
+        pytest.fail(f"there is no plan to test against: {made}", pytrace=False)
+    return made
 
 
 def _planned(host: Any, plan: Plan) -> tuple[PipelinePlan, NodePlan]:
@@ -91,6 +129,22 @@ def files(plan: Plan, pipeline: PipelinePlan, node: NodePlan) -> dict[str, tuple
     """Every file of the node by its path: what the plan says of it, and its text as `ppdeploy render` writes it."""
     texts = render_node(plan, node.host)
     return {path: (file, texts[path]) for file in node.files for path in [file_path(pipeline, file)]}
+
+
+@pytest.fixture(scope="module")
+def gateway(host: Any, plan: Plan) -> GatewayPlan | None:
+    """What was decided for the gateway of the host, a node or not; None: it has none."""
+    outside = plan.outside(host.backend.get_hostname())
+    return outside.gateway if outside else _planned(host, plan)[1].gateway
+
+
+@pytest.fixture(scope="module")
+def gateway_files(host: Any, plan: Plan) -> dict[str, tuple[PlannedFile, str]]:
+    """Every file of the host's gateway by its path: what the plan says of it, and its text."""
+    name = host.backend.get_hostname()
+    outside, texts = plan.outside(name), render_host(plan, name)
+    files = outside.files if outside else _planned(host, plan)[1].files
+    return {file.path: (file, texts[file.path]) for file in files if file.part == "gateway"}
 
 
 @pytest.fixture(scope="module")

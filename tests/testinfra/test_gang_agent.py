@@ -8,6 +8,7 @@ from typing import Any
 
 from ppdeploy.agent.build import agent_pyz
 from ppdeploy.plan.types import NodePlan, PipelinePlan
+from tests.testinfra.conftest import exposure
 
 PORT = 29500
 
@@ -44,8 +45,26 @@ def test_only_root_can_change_what_was_promised_and_ordered(host: Any) -> None:
 
 
 def test_the_agent_answers_on_the_fabric_and_on_loopback_only(host: Any, node: NodePlan) -> None:
-    found = {name for name in host.socket.get_listening_sockets() if name.endswith(f":{PORT}")}
-    assert found == {f"tcp://127.0.0.1:{PORT}", f"tcp://{node.fabric.address}:{PORT}"}
+    # A tunnel has the same number with UDP.
+    sockets = host.socket.get_listening_sockets()
+    found = {name for name in sockets if name.startswith("tcp://") and name.endswith(f":{PORT}")}
+    assert found == {f"tcp://{address}:{PORT}" for address in node.agent.listen}
+    assert {"127.0.0.1", node.fabric.address} <= set(node.agent.listen)
+
+
+def test_agent_and_fence_are_hardly_exposed(host: Any, node: NodePlan) -> None:
+    # nvidia-smi, which the agent asks, needs the GPUs' nodes: 0.2 for them.
+    assert exposure(host, "ppdeploy-agent.service") <= (1.7 if node.agent.device == "cuda" else 1.5)
+    assert exposure(host, "ppdeploy-fence.service") <= 1.0
+
+
+def test_the_agent_has_no_capability(host: Any) -> None:
+    pid = host.service("ppdeploy-agent.service").systemd_properties["MainPID"]
+    status = host.file(f"/proc/{pid}/status").content_string
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert int(fields["CapBnd"], 16) == 0
+    # Of its own namespace of users: it counts for nothing outside.
+    assert host.file(f"/proc/{pid}/ns/user").linked_to != host.file("/proc/1/ns/user").linked_to
 
 
 def test_the_agent_is_of_this_pipeline_and_holds_a_running_rank(

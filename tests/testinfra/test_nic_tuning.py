@@ -37,7 +37,7 @@ def test_kernel_settings_are_as_planned(host: Any, node: NodePlan) -> None:
 def test_the_mtu_is_as_planned(host: Any, node: NodePlan) -> None:
     mtu = wanted(node).get("mtu")
     if mtu is not None:
-        assert host.file(f"/sys/class/net/{node.fabric.interface}/mtu").content_string.strip() == mtu
+        assert host.file(f"/sys/class/net/{node.wire.interface}/mtu").content_string.strip() == mtu
 
 
 def test_a_boot_would_set_the_same(host: Any, node: NodePlan) -> None:

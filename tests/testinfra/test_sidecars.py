@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ppdeploy.plan.types import NodePlan
+from tests.testinfra.conftest import exposure
 
 UNITS = "/etc/systemd/system"
 
@@ -23,4 +24,5 @@ def test_each_runs_as_planned_now_and_at_each_boot(
         service = host.service(sidecar.unit)
         assert service.is_running
         assert service.is_enabled
+        assert exposure(host, sidecar.unit) <= 2.0
         assert host.socket(f"tcp://127.0.0.1:{sidecar.port}").is_listening

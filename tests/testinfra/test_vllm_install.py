@@ -34,6 +34,13 @@ def test_vllm_is_a_program_of_this_environment(host: Any, pipeline: PipelinePlan
     assert pipeline.environment.directory in program.content_string.splitlines()[0]
 
 
+def test_the_handoff_plugin_is_there_where_a_rank_is_to_load_it(host: Any, pipeline: PipelinePlan) -> None:
+    look = "import importlib.metadata as m; print(*(p.name for p in m.entry_points(group='vllm.general_plugins')))"
+    said = host.check_output(f"{pipeline.environment.directory}/bin/python -I -c %s", look).split()
+    wanted = any("PPDEPLOY_HANDOFF" in node.rank_env for node in pipeline.nodes)
+    assert ("ppdeploy_handoff" in said) is wanted
+
+
 def test_the_environment_is_roots(host: Any, pipeline: PipelinePlan) -> None:
     folder = host.file(pipeline.environment.directory)
     assert (folder.user, folder.group, f"{folder.mode:04o}") == ("root", "root", "0755")

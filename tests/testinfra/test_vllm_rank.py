@@ -12,6 +12,7 @@ from ppdeploy.agent.command_line import with_option
 from ppdeploy.agent.ready import master_port
 from ppdeploy.plan.types import NodePlan, PipelinePlan
 from ppdeploy.render import links, release_folder
+from tests.testinfra.conftest import exposure
 
 #: What systemd and the login database add to what the plan says.
 _OF_SYSTEMD = {
@@ -90,6 +91,18 @@ def test_the_rank_is_unprivileged(host: Any, unit: Mapping[str, str]) -> None:
     assert fields["Uid"].split() == [uid] * 4
     assert int(fields["CapBnd"], 16) == 0
     assert fields["NoNewPrivs"] == "1"
+
+
+def test_the_rank_is_hardly_exposed(host: Any, node: NodePlan) -> None:
+    assert exposure(host, node.unit) <= 2.0
+
+
+def test_the_rank_has_its_filters(host: Any, unit: Mapping[str, str]) -> None:
+    status = host.file(f"/proc/{unit['MainPID']}/status").content_string
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert fields["Seccomp"] == "2"
+    assert unit["DevicePolicy"] == "closed"
+    assert unit["LimitMEMLOCK"] == "infinity"
 
 
 def test_the_running_command_is_the_planned_one(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ppdeploy.facts import NicAddress, Tunnelling
 from ppdeploy.net import NetReport, PipelineNet, judge
 from ppdeploy.plan import PipelinePlan
+from ppdeploy.plan.tunnel import INTERFACE
 from tests.factories import make_cluster
 from tests.factories_plan import make_pipeline
 
@@ -14,6 +16,17 @@ FABRIC = "198.51.100.0/24"
 """Named, since the management NICs are gigabit too."""
 
 TIME = "2026-11-30T03:40:12Z"
+
+
+def encrypted(rate: int = 1000, *, up: bool = True) -> PipelinePlan:
+    """A pipeline whose fabric goes through a tunnel, which is open on both nodes, or on the first alone."""
+    facts = make_cluster(2, fabric_speed_mbit=rate)
+    for number, (host, one) in enumerate(facts.items(), start=1):
+        address = NicAddress(address=f"10.213.117.1{number}", prefix=24, scope="global")
+        own = one.nics[1].model_copy(update={"name": INTERFACE, "kind": "wireguard", "addresses": (address,)})
+        told = {"tunnel": Tunnelling(kernel=True, tun=True, public_key=f"{host}="), "nics": (*one.nics, own)}
+        facts[host] = one.model_copy(update=told if up or number == 1 else {**told, "nics": one.nics})
+    return make_pipeline(facts=facts, fabric_subnet=FABRIC, fabric_encryption="wireguard")
 
 
 def planned(size: int = 2, rate: int = 1000, **wants: Any) -> PipelinePlan:

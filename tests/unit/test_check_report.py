@@ -8,9 +8,9 @@ import pytest
 
 from ppdeploy.check_report import check_lines, checks_markdown
 from ppdeploy.checking import Seen, counts, document, explained, judge, peers_to_probe, ways_of_play
-from ppdeploy.facts import NodeFacts
+from ppdeploy.facts import Listener, NodeFacts
 from ppdeploy.plan.checks import NODE, PAIR, PIPELINE, catalogue
-from ppdeploy.spec import Spec
+from ppdeploy.spec import GatewayHost, Spec
 from tests.factories import make_cluster, make_nic
 from tests.factories_checks import installed
 from tests.factories_plan import make_pipeline_spec, make_source, make_spec
@@ -77,7 +77,9 @@ def test_hosts_without_a_common_subnet_are_blocked_and_checked_all_the_same() ->
 def test_what_one_pipeline_lacks_does_not_hide_the_other() -> None:
     facts = make_cluster(4)
     facts["node2"] = facts["node2"].model_copy(update={"pythons": ()})
-    spec = make_spec(make_pipeline_spec(["node1", "node2"], "small"), make_pipeline_spec(["node3", "node4"], "large"))
+    # Else an apply would install one.
+    small = make_pipeline_spec(["node1", "node2"], "small", system_packages="none")
+    spec = make_spec(small, make_pipeline_spec(["node3", "node4"], "large"))
     checked = judge(spec, seen(facts))
     assert {one.pipeline for one in checked.of("blocked")} == {"small"}
     plan = next(one for one in checked.results if one.id == "plan" and one.pipeline == "large")
@@ -108,6 +110,36 @@ def test_the_table_shows_what_is_not_ready_and_a_count() -> None:
     assert any("firewall" in line and "node1" in line and "ufw allow from 198.51.100.0/24" in line for line in lines)
     assert not any("systemd" in line for line in lines)
     assert lines[-1].startswith("0 blocked, 1 slow, ")
+
+
+def with_door(spec: Spec) -> Spec:
+    """Return the spec with a gateway outside of all pipelines, which reaches the nodes by their addresses."""
+    (pipeline,) = spec.pipelines
+    hosts = tuple(host.model_copy(update={"address": f"192.0.2.{n}"}) for n, host in enumerate(pipeline.hosts, 11))
+    door = GatewayHost(name="door", address="192.0.2.99")
+    return spec.model_copy(update={"pipelines": (pipeline.model_copy(update={"hosts": hosts}),), "gateways": (door,)})
+
+
+def test_a_gateway_outside_of_all_pipelines_is_looked_at() -> None:
+    facts = make_cluster(3)
+    door = facts.pop("node3")
+    spec = with_door(make_spec(make_pipeline_spec(list(facts))))
+    nothing = judge(spec, {**seen(facts), "door": Seen(facts=door)})
+    assert not nothing.of("blocked")
+    taken = Listener(port=8443, address="192.0.2.99", pid=7, process="nginx", command="nginx", unit="nginx.service")
+    checked = judge(spec, {**seen(facts), "door": Seen(facts=door.model_copy(update={"listeners": (taken,)}))})
+    (found,) = checked.of("blocked")
+    assert (found.id, found.host, found.where) == ("port-taken", "door", "door")
+    assert "ppdeploy_gateway_port" in found.remedy
+    assert "gateways outside of all pipelines: blocked" in check_lines(checked)
+
+
+def test_a_gateway_outside_of_all_pipelines_that_is_out_of_reach_is_told_and_one_beyond_the_limit_is_not() -> None:
+    facts = make_cluster(2)
+    spec = with_door(make_spec(make_pipeline_spec(list(facts))))
+    away = {"door": Seen(reason="it does not answer", unreachable=True)}
+    assert list(judge(spec, {**seen(facts), **away}).unasked) == ["door"]
+    assert not judge(spec, seen(facts)).unasked
 
 
 def test_the_json_form() -> None:

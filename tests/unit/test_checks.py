@@ -12,12 +12,14 @@ import pytest
 from ppdeploy.agent import ready
 from ppdeploy.facts import (
     DefaultRoute,
+    DkmsModule,
     GpuProcess,
     Kernel,
     Listener,
     ModelFolder,
     NicAddress,
     NvidiaDriver,
+    PackageLock,
     PciAccelerator,
     Problem,
     RdmaDevice,
@@ -39,7 +41,7 @@ from ppdeploy.plan.checks import (
 from ppdeploy.plan.checks.situate import model_bytes
 from ppdeploy.plan.checks.system import CHECK_LISTENER, MASTER_PORTS
 from ppdeploy.probes import ClockDifference, DiskSpeed, ProbeProblem, Route
-from tests.factories import make_address, make_facts, make_gpu, make_nic
+from tests.factories import make_address, make_facts, make_gpu, make_installation, make_nic, make_package
 from tests.factories_checks import (
     GIB,
     PACKAGES,
@@ -84,6 +86,11 @@ def gpus(*cards: Any) -> Callable[[], NodeSituation]:
     return on(gpus=cards)
 
 
+def installation(**changes: Any) -> Callable[[], NodeSituation]:
+    """Return a node whose driver is installed otherwise."""
+    return on(driver=make_installation(**changes))
+
+
 def two(**second: Any) -> Callable[[], PipelineSituation]:
     """Return a pipeline whose second node has other facts."""
     return lambda: whole(node(1), node(2, facts_of(2).model_copy(update=second)))
@@ -116,6 +123,11 @@ CASES: dict[str, Case] = {
     "root": Case(on(user=facts_of().user.model_copy(update={"uid": 1000, "name": "bob"})), "runs as bob", "sudo"),
     "systemd": Case(system(systemd_version=241), "systemd 241 is too old", "247"),
     "system-state": Case(system(system_state="stopping"), "stopping", "is-system-running"),
+    "user-namespaces": Case(
+        on(sysctl=facts_of().sysctl.model_copy(update={"max_user_namespaces": 0})),
+        "max_user_namespaces is 0",
+        "PrivateUsers=no",
+    ),
     "os-release": Case(system(id="arch", pretty_name="Arch Linux"), "Arch Linux was never tried", "debian 11"),
     "glibc": Case(system(glibc="2.27"), "glibc 2.27 is older", "upgrade"),
     "python": Case(on(pythons=()), "no Python 3.11 (found: none)", "python3.11"),
@@ -260,6 +272,41 @@ CASES: dict[str, Case] = {
         ),
         "docker0, a bridge device",
         "ip route del default dev docker0",
+    ),
+    # -- the driver
+    "driver": Case(
+        lambda: node(facts=facts_of(driver="535.261.03").model_copy(update={"driver": make_installation()})),
+        "driver 535.261.03 is older than 580, and to install one takes a reboot (the old module is loaded)",
+        "set ppdeploy_allow_reboot: true",
+    ),
+    "driver-held": Case(
+        installation(packages=(make_package("libcuda1"), make_package("nvidia-open", held=True))),
+        "unattended upgrades are on, and libcuda1 may change",
+        "apt-mark hold libcuda1",
+    ),
+    "packages": Case(
+        installation(broken=(make_package("nvidia-open", state="half-configured"),)),
+        "nvidia-open 580.95.05-1 is half-configured",
+        "dpkg --configure -a",
+    ),
+    "package-lock": Case(
+        installation(
+            lock=PackageLock(
+                file="/var/lib/dpkg/lock", pid=7, process="unattended-upgr", unit="apt-daily-upgrade.service"
+            )
+        ),
+        "unattended-upgr pid 7 (apt-daily-upgrade.service) has /var/lib/dpkg/lock",
+        "ppdeploy_package_lock_timeout",
+    ),
+    "driver-headers": Case(
+        on(
+            driver=make_installation(
+                dkms=(DkmsModule(name="nvidia", version="580.95.05", kernel="6.1.0-40-amd64", state="installed"),)
+            ),
+            kernels=(Kernel(release="6.1.0-41-amd64", bootable=True, nvidia_module=False, headers=False),),
+        ),
+        "kernel 6.1.0-41-amd64 has neither NVIDIA's module nor headers",
+        "linux-headers-6.1.0-41-amd64",
     ),
     "own-address": Case(lambda: node(probe={"claims": ("02:aa:bb:cc:dd:ee",)}), "02:aa:bb:cc:dd:ee", "another address"),
     "probes": Case(
@@ -476,7 +523,7 @@ def test_facts_that_an_older_module_saved_are_enough(check: Any) -> None:
 def test_a_port_of_our_own_rank_is_ready() -> None:
     ours = Listener(port=8000, address="127.0.0.1", pid=3, process="vllm", command="vllm", unit=UNIT)
     found = NODE["port-taken"].outcome(node(facts=facts_of().model_copy(update={"listeners": (ours,)})))
-    assert (found.verdict, found.evidence) == ("ready", "8000, 29501: 8000 held by our own rank")
+    assert (found.verdict, found.evidence) == ("ready", "8000, 29501: 8000 held by our own units")
 
 
 def test_gpus_of_our_own_rank_are_ready() -> None:

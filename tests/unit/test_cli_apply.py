@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from ppdeploy.cli import session
-from ppdeploy.cli.applying import ask_commands
+from ppdeploy.cli.applying import ask_commands, gateway_command
 from ppdeploy.run import Failure, cluster_lock, plays
 from tests.factories import make_cluster
 from tests.unit.cli_support import Cluster, Command, Play, applied, load, loaded_once, make_cluster_on_disk
@@ -70,14 +71,47 @@ def test_apply_ends_with_address_model_speed_release_changes_and_what_to_do_next
     outcome = command("apply", "-i", cluster.inventory)
     assert outcome.code == 0, outcome.err
     assert play.calls[0]["playbook"] == "site.yml"
-    assert "http://127.0.0.1:8000 on node1" in outcome.out
+    assert "https://node1:8443" in outcome.out
     assert "12.3" in outcome.out
     assert "changed: node1 3" in outcome.out
     assert "completed 'Hello' with ' world'" in outcome.out
     # The cluster of this test has a lab's addresses, which ssh alone cannot reach.
     assert "ppdeploy lab ssh node1 curl -s http://127.0.0.1:8000/v1/completions" in outcome.err
     assert "ssh -L" not in outcome.err
+    assert (
+        "lab ssh node1 curl -s --insecure -H 'Authorization: Bearer KEY' https://127.0.0.1:8443/v1/models"
+        in outcome.err
+    )
     assert f"ppdeploy status -i {cluster.inventory}" in outcome.err
+
+
+def test_the_first_apply_tells_its_key_once_and_no_later_one(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_cluster_on_disk(tmp_path)
+    play = Play(applied(status="failed", failures=(failure(),)))
+    monkeypatch.setattr(session, "run_playbook", play)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with loaded_once(load(made)):
+        assert command("apply", "-i", made.inventory, "--check").err.count("sk-") == 0
+        assert command("apply", "-i", made.inventory, "--tags", "preflight").err.count("sk-") == 0
+        first = command("apply", "-i", made.inventory)
+        # A failed apply tells it too: nobody else knows it.
+        assert first.code == 4
+        (key,) = re.findall(r"sk-[A-Za-z0-9_-]{43}", first.err)
+        assert key not in first.out
+        assert play.calls[-1]["redactor"].text(f"say {key}") == "say [hidden]"
+        play.result = applied(smoke=SERVES)
+        assert "sk-" not in command("apply", "-i", made.inventory).err
+
+
+def test_a_gateway_is_asked_by_its_address_with_the_ca_that_was_made(tmp_path: Path) -> None:
+    pipeline = {"head": "gpu-1", "gateway": "https://192.0.2.11:8443"}
+    asked = "-H 'Authorization: Bearer KEY' https://192.0.2.11:8443/v1/models"
+    ca = tmp_path / "ca.pem"
+    assert gateway_command(pipeline, "192.0.2.11", ca) == f"curl -s {asked}"
+    ca.touch()
+    assert gateway_command(pipeline, "192.0.2.11", ca) == f"curl -s --cacert {ca} {asked}"
 
 
 def test_a_head_that_ssh_reaches_is_asked_through_a_tunnel() -> None:
@@ -167,7 +201,7 @@ def test_a_plan_that_the_play_hides_is_made_again(cluster: Cluster, command: Com
     )
     outcome = command("apply", "-i", cluster.inventory)
     assert outcome.code == 0, outcome.err
-    assert "http://127.0.0.1:8000 on node1" in outcome.out
+    assert "https://node1:8443" in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -178,6 +212,8 @@ def test_a_plan_that_the_play_hides_is_made_again(cluster: Cluster, command: Com
         (["--limit", ""], "--limit"),
         (["--tags", " "], "--tags"),
         (["-e", "ppdeploy_hf_token=hf_x"], "ppdeploy_hf_token"),
+        (["-e", "ppdeploy_goal: latency"], "write -e ppdeploy_goal=VALUE"),
+        (["-e", "ppdeploy_goal"], "write -e ppdeploy_goal=VALUE"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -29,7 +29,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     def make_bundle(wanted: list[locks.Lock], out: Path | None, **options: Any) -> Any:
         options.pop("progress")(bundles.Progress(done=1, total=2, doing="x" * 99))
         calls.append((wanted, out, options))
-        return SimpleNamespace(path=Path("/srv/bundle"), size=5_000_000, locks=wanted)
+        packages = SimpleNamespace(names=options["packages"]) if options["packages"] else None
+        models = [SimpleNamespace(path="models/x")] if options["model"] else []
+        return SimpleNamespace(path=Path("/srv/bundle"), size=5_000_000, locks=wanted, packages=packages, models=models)
 
     monkeypatch.setattr(bundles, "make_bundle", make_bundle)
     return calls
@@ -44,7 +46,43 @@ def test_bundle_takes_the_lock_of_the_nodes_and_names_the_variable(command: Comm
         ("cpu", "3.11", locks.default_version("cpu"))
     ]
     assert out == Path("b")
-    assert options == {"index_url": "https://i", "extra_index_url": None, "verify": False}
+    assert options == {
+        "index_url": "https://i",
+        "extra_index_url": None,
+        "packages": [],
+        "model": None,
+    }
+
+
+def test_a_bundle_for_a_pipeline_with_the_handoff_plugin_holds_the_lock_with_it(
+    command: Command, made: list[Any]
+) -> None:
+    assert command("bundle", "--device", "cpu", "--out", "b", "--handoff").code == 0
+    (((lock,), _out, _options),) = made
+    assert lock == locks.with_handoff(locks.find("cpu", None, "3.11", "x86_64"))
+
+
+def test_a_bundle_with_packages_and_a_model_says_what_to_put_into_the_inventory(
+    command: Command, made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    outcome = command("bundle", "--python", "3.12", "--extra", "runai", "--packages", "--model", "org/x")
+    assert outcome.code == 0
+    for line in ("ppdeploy_system_packages: bundle", "ppdeploy_model: /srv/bundle/models/x"):
+        assert line in outcome.err
+    ((wanted, _, options),) = made
+    assert [lock.extras for lock in wanted] == [("runai",)]
+    assert options["packages"] == ["python3.12", "python3.12-dev", "gcc", "rsync", "haproxy", "nftables"]
+    assert options["model"].token == "hf_secret"
+    assert "hf_secret" not in repr(options["model"]) + outcome.err + outcome.out
+
+
+def test_verify_fetches_nothing(command: Command, made: list[Any], tmp_path: Path) -> None:
+    outcome = command("bundle", "--verify", "--out", tmp_path / "b")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: the bundle folder does not exist")
+    assert "--out" in command("bundle", "--verify", "--python", "3.12").err
+    assert made == []
 
 
 def test_bundle_for_several_pythons_is_one_bundle(command: Command, made: list[Any]) -> None:
@@ -59,6 +97,8 @@ def test_bundle_in_json(command: Command, made: list[Any]) -> None:
         "path": "/srv/bundle",
         "bytes": 5_000_000,
         "locks": [lock.digest for lock in made[0][0]],
+        "packages": [],
+        "models": [],
     }
 
 
@@ -70,6 +110,8 @@ def test_bundle_in_json(command: Command, made: list[Any]) -> None:
         (["--vllm-version", "0.0.1", "--python", "3.11"], "0.0.1"),
         (["--python", "2.7"], "2.7"),
         (["--machine", "riscv64", "--python", "3.11"], "riscv64"),
+        (["--extra", "tensorizer", "--python", "3.11"], "tensorizer"),
+        (["--model-revision", "main", "--python", "3.11"], "--model"),
     ],
 )
 def test_bundle_refuses_what_there_is_no_lock_for(

@@ -35,6 +35,15 @@ def test_the_hosts_and_the_model_given_make_a_usable_inventory(command: Command)
     assert pipeline.vars.model == str(Path("m").resolve())
 
 
+def test_a_folder_that_is_written_like_an_id_is_told(command: Command) -> None:
+    Path("models/m").mkdir(parents=True)
+    assert "hub" not in command("init", "--model", "models/m", "-i", "one").err
+    Path("models/m/config.json").write_text("{}")
+    outcome = command("init", "--model", "models/m", "-i", "two")
+    assert outcome.code == 0
+    assert "for the folder of that name write ./models/m" in outcome.err
+
+
 def test_a_model_folder_that_is_not_there_is_told_at_once(command: Command) -> None:
     outcome = command("init", "--model", "./nosuchfolder")
     assert outcome.code == 2

@@ -88,12 +88,21 @@ def test_a_fault_of_ours_is_one_line_too(command: Command, monkeypatch: pytest.M
     assert "--debug" in outcome.err
 
 
-@pytest.mark.parametrize("words", [["apply", "--nosuch"], ["nosuch"], ["render"], ["lab", "nosuch"]])
-def test_wrong_usage_is_wrong_input(words: list[str], command: Command) -> None:
+@pytest.mark.parametrize(
+    ("words", "verb"),
+    [
+        (["apply", "--nosuch"], "ppdeploy apply"),
+        (["nosuch"], "ppdeploy"),
+        (["render"], "ppdeploy render"),
+        (["lab", "nosuch"], "ppdeploy lab"),
+        (["keys", "add"], "ppdeploy keys add"),
+    ],
+)
+def test_wrong_usage_is_wrong_input(words: list[str], verb: str, command: Command) -> None:
     outcome = command(*words)
     assert outcome.code == 2
     assert outcome.err.startswith("error: ")
-    assert outcome.err.endswith("see `ppdeploy --help`\n")
+    assert outcome.err.endswith(f"see `{verb} --help`\n")
     assert outcome.err.count("\n") == 1
 
 

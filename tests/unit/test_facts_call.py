@@ -97,6 +97,7 @@ def test_a_host_without_any_tool_still_answers(tmp_path: Path, monkeypatch: pyte
         "venvs": False,
         "models": False,
         "models_dir": str(tmp_path),
+        "driver": True,
         "peers": [{"address": "192.0.2.9"}],
         "controller_time": None,
     }
@@ -104,6 +105,8 @@ def test_a_host_without_any_tool_still_answers(tmp_path: Path, monkeypatch: pyte
     assert facts.problem("gpus") == "nvidia-smi is not installed"
     assert facts.problem("nics.addresses") == "ip is not installed"
     assert facts.peer_routes[0].problem == "ip is not installed"
+    assert facts.driver is not None
+    assert (facts.driver.manager, facts.driver.packages, facts.driver.lock) == (None, (), None)
     assert facts.problem("rsync_version") == "rsync is not installed"
     assert set(facts.tools.values()) == {None}
     assert facts.nics, "interfaces come from /sys"

@@ -723,10 +723,13 @@ def test_kernels_and_nvidias_module(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / "modules" / release).mkdir(parents=True)
         (tmp_path / "modules" / release / "modules.dep").write_text(text)
     (tmp_path / "vmlinuz-6.1.0-41").touch()
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "modules/6.1.0-41/build").symlink_to(tmp_path / "headers")
+    (tmp_path / "modules/6.1.0-40/build").symlink_to(tmp_path / "removed")
     assert module.kernels() == [
-        {"release": "6.1.0-39", "bootable": False, "nvidia_module": True},
-        {"release": "6.1.0-40", "bootable": False, "nvidia_module": True},
-        {"release": "6.1.0-41", "bootable": True, "nvidia_module": False},
+        {"release": "6.1.0-39", "bootable": False, "nvidia_module": True, "headers": False},
+        {"release": "6.1.0-40", "bootable": False, "nvidia_module": True, "headers": False},
+        {"release": "6.1.0-41", "bootable": True, "nvidia_module": False, "headers": True},
     ]
 
 

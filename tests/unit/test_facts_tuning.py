@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from plugins.modules import ppdeploy_facts as module
-from ppdeploy.facts import NicTuning, Tuned
+from ppdeploy.facts import NicTuning, Tuned, Tunnelling
 
 RINGS = struct.pack("=9I", 0x10, 4096, 0, 0, 8192, 512, 0, 0, 256)
 COALESCING = struct.pack("=23I", 0x0E, 125, *[0] * 8, 1, *[0] * 12)
@@ -104,6 +105,33 @@ def test_pacing_is_known_as_file_as_built_in_and_as_loaded(put: Put) -> None:
     assert module.pacing_modules() == ["tcp_bbr"]
     put({f"modules/{release}/modules.builtin": "kernel/net/sched/sch_fq.ko\nkernel/net/ipv4/tcp_bbr.ko\n"})
     assert module.pacing_modules() == ["sch_fq", "tcp_bbr"]
+
+
+def test_wireguard_is_known_as_file_as_built_in_and_as_loaded_and_so_is_the_key(
+    put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARED", str(tmp_path / "dev"))
+    monkeypatch.setattr(module, "TUNNEL", str(tmp_path / "tunnel"))
+    put({"sys/version": ""})
+    assert Tunnelling.model_validate(module.tunnel()) == Tunnelling(kernel=False, tun=False, public_key=None)
+    release = os.uname().release
+    for tree in (
+        {f"modules/{release}/modules.dep": "kernel/drivers/net/wireguard/wireguard.ko.xz: kernel/net/ipv4/udp.ko.xz\n"},
+        {f"modules/{release}/modules.builtin": "kernel/drivers/net/wireguard/wireguard.ko\n"},
+        {"sys/module/wireguard/version": "1.0.0\n"},
+    ):
+        put(tree)
+        assert module.tunnel()["kernel"]
+        for path in tree:
+            (tmp_path / path).unlink()
+        shutil.rmtree(tmp_path / "sys/module", ignore_errors=True)
+        assert not module.tunnel()["kernel"]
+    # A public key alone is of no use.
+    put({"tunnel/public.key": "QUJD=\n"})
+    assert module.tunnel()["public_key"] is None
+    put({"tunnel/private.key": "secret\n"})
+    assert module.tunnel()["public_key"] == "QUJD="
+    assert "secret" not in str(module.tunnel())
 
 
 def test_the_governor_of_every_policy_is_told(put: Put) -> None:

@@ -98,20 +98,18 @@ def test_kills_repeated_while_a_unit_ends_ask_systemd_no_more_often(
     assert (systemctl / "calls").read_text().count("stop --no-block") <= 10
 
 
-def test_a_kill_tells_systemd_also_when_the_group_cannot_be_listed(
+def test_a_kill_has_systemd_kill_every_process_and_then_drop_its_job(
     systemctl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unlistable(_group: Path, _unit: str) -> None:
-        raise OSError(95, "not supported")
-
     monkeypatch.setattr(cgroup, "find_root", lambda _own: systemctl)
-    monkeypatch.setattr(cgroup, "kill", unlistable)
     _show(systemctl, "active")
     rank = _unit(systemctl)
     _wait("the unit was not shown", lambda: rank.main_pid == 7)
     rank.look()
     rank.kill()
     _wait("systemd was not told", lambda: "stop --no-block" in (systemctl / "calls").read_text())
+    calls = [line for line in (systemctl / "calls").read_text().splitlines() if not line.startswith("show")]
+    assert calls == ["kill --signal=SIGKILL ppdeploy-rank@p.service", "stop --no-block ppdeploy-rank@p.service"]
 
 
 @pytest.mark.parametrize(("number", "known"), [(2, True), (19, True), (13, False)])

@@ -89,3 +89,14 @@ def test_ssh_trusts_the_labs_own_host_keys_only_and_reads_no_other_configuration
 def test_ssh_waits_for_a_booting_host_only_where_asked() -> None:
     assert "--wait 2 %h" in " ".join(SSH.options(wait=2))
     assert "--wait" not in " ".join(SSH.options())
+
+
+def test_a_gateway_in_no_pipeline_is_reached_like_a_node() -> None:
+    described = LabInventory(gateways=("node3",))
+    described.check(3)
+    tree = yaml.safe_load(described.render(SSH))
+    assert tree["gateway"]["hosts"] == {"node3": {"ansible_host": "198.18.0.13"}}
+    assert tree["gateway"]["vars"].items() <= tree["vllm"]["vars"].items()
+    assert not [name for name in tree["gateway"]["vars"] if name.startswith("ppdeploy_")]
+    with pytest.raises(InputError, match=r"no host node3 \(group gateway\)"):
+        described.check(2)

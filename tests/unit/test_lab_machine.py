@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +40,29 @@ def test_the_cached_tree_is_for_one_release_architecture_and_package_list(monkey
     assert len({key, rootfs.cache_key("trixie", "amd64"), rootfs.cache_key("bookworm", "arm64")}) == 3
     monkeypatch.setattr(rootfs, "PACKAGES", (*rootfs.PACKAGES, "vim"))
     assert rootfs.cache_key("bookworm", "amd64") != key
+    key = rootfs.cache_key("bookworm", "amd64")
+    monkeypatch.setattr(rootfs, "SERVED", (*rootfs.SERVED, "nginx"))
+    assert rootfs.cache_key("bookworm", "amd64") != key
+
+
+def test_a_folder_of_packages_becomes_a_repository_that_apt_reads(tmp_path: Path) -> None:
+    control = tmp_path / "made/DEBIAN/control"
+    control.parent.mkdir(parents=True)
+    control.write_text(
+        "Package: made\nVersion: 1.2\nArchitecture: all\nMaintainer: lab <lab@example.org>\nDescription: x\n"
+    )
+    (tmp_path / "made").chmod(0o755)
+    control.parent.chmod(0o755)
+    served = tmp_path / "served"
+    served.mkdir()
+    subprocess.run(["dpkg-deb", "--build", str(tmp_path / "made"), str(served / "made.deb")], check=True)
+    rootfs.make_repository(served)
+    fields = dict(line.split(": ", 1) for line in (served / "Packages").read_text().strip().splitlines())
+    assert (fields["Package"], fields["Version"], fields["Filename"]) == ("made", "1.2", "./made.deb")
+    assert int(fields["Size"]) == (served / "made.deb").stat().st_size
+    assert fields["SHA256"] == hashlib.sha256((served / "made.deb").read_bytes()).hexdigest()
+    rootfs.make_repository(tmp_path / "nothing")
+    assert (tmp_path / "nothing/Packages").read_text() == ""
 
 
 @pytest.mark.parametrize(

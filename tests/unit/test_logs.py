@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppdeploy.logs import Axis, Line, clock_offset, kept_failures, lines_of, merged
@@ -27,7 +27,6 @@ def test_a_nodes_own_lines_keep_their_order_when_its_clock_goes_back() -> None:
 
 
 # A busy machine stops a test for a second.
-@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(0, 1000), max_size=20), max_size=5), st.lists(st.floats(0, 1000), max_size=6))
 def test_nothing_is_lost_or_twice_and_each_node_keeps_its_order(nodes: list[list[float]], looks: list[float]) -> None:
     axis = Axis()

@@ -238,7 +238,7 @@ def shape_or_sentence(config: object, **files: Any) -> ModelShape | None:
     return None
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(config=mutated(), weight_bytes=st.integers(0, 2**45), tensors=TENSORS, names=st.booleans())
 def test_a_changed_configuration_is_a_shape_or_a_sentence(
     config: dict[str, Any], weight_bytes: int, tensors: dict[str, Tensor], names: bool
@@ -255,7 +255,7 @@ def test_a_changed_configuration_is_a_shape_or_a_sentence(
     assert ModelShape.model_validate_json(shape.model_dump_json()) == shape
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(name=st.sampled_from(sorted(REAL)), cut=st.floats(0, 1), byte=st.integers(0, 255))
 def test_a_damaged_file_is_a_shape_or_a_sentence(name: str, cut: float, byte: int) -> None:
     text = json.dumps(REAL[name]).encode()

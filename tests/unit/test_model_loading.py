@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppdeploy.errors import InputError
@@ -198,7 +198,7 @@ VALUES: st.SearchStrategy[Any] = (
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(
     name=st.sampled_from(REAL),
     dtype=st.sampled_from(["auto", "float32", "half"]),

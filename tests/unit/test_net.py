@@ -22,11 +22,12 @@ from ppdeploy.net import (
     sentence,
     whole_limit,
 )
+from ppdeploy.plan.measured import still_true
 from ppdeploy.plan.types import NetworkCost, Outlook
 from ppdeploy.play import make_plan, net_document, net_report_of_play, net_request_of_play, net_running
 from tests.factories import make_cluster
 from tests.factories_plan import make_complete_plan, make_pipeline_spec, make_source, make_spec
-from tests.unit.net_views import FABRIC, TIME, judged, pair, planned, report, run, seen, sizes
+from tests.unit.net_views import FABRIC, TIME, encrypted, judged, pair, planned, report, run, seen, sizes
 
 # ---- who measures whom
 
@@ -46,7 +47,7 @@ def test_each_pair_has_one_client() -> None:
     asks = {node.host: node_request(pipeline, node, hosts, 3) for node in pipeline.nodes}
     clients = {(host, one["peer"]) for host, ask in asks.items() for one in ask["rounds"] if one["peer"]}
     assert clients == {("node1", "node2"), ("node1", "node3"), ("node2", "node3")}
-    assert asks["node2"]["rounds"][0] == {"peer": "node3", "address": "198.51.100.13"}
+    assert asks["node2"]["rounds"][0] == {"peer": "node3", "address": "198.51.100.13", "wire": ""}
 
 
 def test_a_node_that_is_gone_takes_no_part_in_the_handoffs() -> None:
@@ -71,6 +72,65 @@ def test_the_nodes_get_the_ranks_own_environment_and_the_probe() -> None:
     assert "class Handoffs" in asks["node1"]["files"]["handoff.py"]
     assert asks["node1"]["round_count"] == 1
     assert asks["node1"]["probe"]["bytes_per_token"] == plan.pipelines[0].outlook.handoff_bytes > 0
+
+
+# ---- an encrypted fabric
+
+
+def test_with_a_tunnel_a_pair_is_asked_in_it_and_beside_it() -> None:
+    pipeline = encrypted()
+    ask = node_request(pipeline, pipeline.nodes[0], ["node1", "node2"], 3)
+    assert (ask["address"], ask["peers"]) == ("10.213.117.11", ["10.213.117.12"])
+    assert (ask["wire"], ask["wire_peers"]) == ("198.51.100.11", ["198.51.100.12"])
+    assert ask["rounds"] == [{"peer": "node2", "address": "10.213.117.12", "wire": "198.51.100.12"}]
+    assert ask["probe_problem"].startswith("no handoffs: vLLM is not installed")
+
+
+def test_a_tunnel_that_is_not_open_everywhere_leaves_the_wire_to_measure() -> None:
+    pipeline = encrypted(up=False)
+    ask = node_request(pipeline, pipeline.nodes[0], ["node1", "node2"], 3)
+    assert (ask["address"], ask["peers"], ask["wire"]) == ("198.51.100.11", ["198.51.100.12"], "")
+    found = judge(pipeline, seen([pair()]), (), 4)
+    assert found.notes[0] == "the tunnel is not open on node2, so this is the wire without it"
+    assert found.ways[0].addresses == ("198.51.100.11", "198.51.100.12")
+    installed = pipeline.nodes[0].work.model_copy(update={"install_venv": False})
+    nodes = tuple(node.model_copy(update={"work": installed}) for node in pipeline.nodes)
+    told = node_request(pipeline.model_copy(update={"nodes": nodes}), nodes[0], ["node1", "node2"], 3)
+    assert told["probe_problem"] == "no handoffs: the tunnel is not open on node2 (`ppdeploy apply`)"
+
+
+def test_what_encryption_costs_is_the_share_of_the_wire_that_it_takes() -> None:
+    half: dict[str, Any] = {"in_one": run(475.0), "in_many": run(475.0)}
+    measured = pair(out_many=run(900.0), **half, out_wire=run(950.0), in_wire=run(950.0))
+    found = judge(encrypted(), seen([measured]), (), 4)
+    there, back = found.ways
+    assert there.addresses == ("10.213.117.11", "10.213.117.12")
+    assert there.encryption_cost == pytest.approx(50 / 950)
+    assert there.verdict == "ready"
+    # The wire carries it, so no cable is blamed.
+    assert back.encryption_cost == pytest.approx(0.5)
+    assert (back.verdict, "ethtool" in back.remedy) == ("slow", False)
+
+
+def test_where_the_wire_carries_it_encryption_is_named_as_the_limit() -> None:
+    slow: dict[str, Any] = {f"{way}_{count}": run(300.0) for way in ("out", "in") for count in ("one", "many")}
+    found = judge(encrypted(), seen([pair(**slow, out_wire=run(950.0), in_wire=run(950.0))]), (), 4)
+    assert {way.verdict for way in found.ways} == {"slow"}
+    assert found.ways[0].reason == "300 Mbit/s through the tunnel and 950 Mbit/s beside it"
+    assert found.ways[0].remedy.startswith("encryption is the limit")
+    # A wire that is slow itself is still a matter of cable and port.
+    bad = judge(encrypted(), seen([pair(**slow, out_wire=run(310.0), in_wire=run(310.0))]), (), 4)
+    assert "ethtool" in bad.ways[0].remedy
+
+
+def test_what_was_measured_beside_the_tunnel_is_not_taken_for_what_is_in_it() -> None:
+    before = judge(encrypted(up=False), seen([pair()]), (), 4)
+    links = measured_links(report(before), before.pipeline)
+    assert links
+    fabric = {node.host: node.fabric for node in encrypted().nodes}
+    assert still_true(links, fabric) == {}
+    after = judge(encrypted(), seen([pair()]), (), 4)
+    assert still_true(measured_links(report(after), after.pipeline), fabric)
 
 
 # ---- the verdict

@@ -122,6 +122,9 @@ def asked(**changes: Any) -> dict[str, Any]:
         "seconds": 3,
         "flows": 4,
         "brought": [],
+        "wire": "",
+        "wire_peers": [],
+        "wire_peer": "",
     }
     return {**base, "peer": "node2", "peer_address": "192.0.2.12", "port": 40001, "config": {}, **changes}
 
@@ -182,6 +185,27 @@ def test_a_pair_is_measured_both_ways_with_one_connection_and_several(node: Node
     assert set(found["flows"]) == {"out_one", "in_one", "out_many", "in_many"}
     runs = [(words[words.index("-P") + 1], "-R" in words) for words in node.commands if words[0] == "iperf3"]
     assert runs == [("1", False), ("1", True), ("4", False), ("4", True)]
+
+
+def test_with_a_tunnel_a_pair_is_measured_beside_it_too(node: Node) -> None:
+    end = {"sum_sent": {"retransmits": 0}, "sum_received": {"bits_per_second": 9e8, "bytes": 1, "seconds": 3.0}}
+    node.answer = lambda argv: PING if argv[0] == "ping" else json.dumps({"end": end})
+    wire = {"wire": "198.51.100.11", "wire_peers": ["198.51.100.12"], "wire_peer": "198.51.100.12"}
+    found = module.measure(asked(**wire))
+    assert list(found["flows"])[4:] == ["out_wire", "in_wire"]
+    runs = [words for words in node.commands if words[0] == "iperf3"]
+    assert [words[words.index("-c") + 1] for words in runs] == ["192.0.2.12"] * 4 + ["198.51.100.12"] * 2
+    assert [words[words.index("-B") + 1] for words in runs[4:]] == ["198.51.100.11"] * 2
+    assert [words[words.index("-P") + 1] for words in runs[4:]] == ["4", "4"]
+
+
+def test_with_a_tunnel_the_listener_is_reached_by_the_peers_on_both(node: Node) -> None:
+    module.open_test(asked(wire="198.51.100.11", wire_peers=["198.51.100.12"]))
+    (server,) = [words for words in node.commands if f"--unit={module.SERVER}" in words]
+    allowed = "127.0.0.0/8 127.0.0.1 192.0.2.12 198.51.100.11 198.51.100.12"
+    assert f"--property=IPAddressAllow={allowed}" in server
+    assert "--property=IPAddressDeny=any" in server
+    assert "-B" not in server
 
 
 def test_a_peer_that_cannot_be_reached_is_tried_once(node: Node) -> None:

@@ -10,7 +10,7 @@ from ppdeploy.gang_report import plain
 from ppdeploy.net import NetReport, judge
 from ppdeploy.net_page import heat, net_page
 from ppdeploy.net_report import net_lines, net_report
-from tests.unit.net_views import judged, pair, planned, report, run, seen, sizes
+from tests.unit.net_views import encrypted, judged, pair, planned, report, run, seen, sizes
 from tests.unit.test_plan_page import HOSTILE, Tags
 
 HANDOFFS = [*sizes("node1", "node2"), *sizes("node2", "node1")]
@@ -40,6 +40,19 @@ def test_what_is_wrong_is_said_with_its_remedy_and_once() -> None:
     assert found.count("ethtool NIC") == 1
     assert "slow: node2 to node1: 420 Mbit/s of 1 Gbit/s negotiated" in found
     assert "At 420 Mbit/s your network adds 64 ms." in found
+
+
+def test_what_encryption_costs_is_said_for_each_way() -> None:
+    flows: dict[str, Any] = {
+        "out_many": run(760.0),
+        "in_many": run(950.0),
+        "out_wire": run(950.0),
+        "in_wire": run(950.0),
+    }
+    found = text(report(judge(encrypted(), seen([pair(**flows)]), (), 4)))
+    assert "encryption costs from node1 to node2 20%: 760 Mbit/s, and 950 Mbit/s beside the tunnel" in found
+    assert "encryption costs from node2 to node1 0%: 950 Mbit/s, and 950 Mbit/s beside the tunnel" in found
+    assert "encryption costs" not in text(told())
 
 
 def test_the_handoffs_of_the_pipelines_own_way_are_shown() -> None:

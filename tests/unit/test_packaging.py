@@ -106,7 +106,8 @@ def test_an_installed_ppdeploy_runs_from_anywhere_with_its_own_files(installed: 
     code = "from ppdeploy.paths import data_root; print(data_root())"
     data = Path(run(installed / "bin/python", "-c", code, cwd=tmp_path).strip())
     assert data.is_relative_to(installed)
-    assert sorted(entry.name for entry in data.iterdir()) == sorted(DATA)
+    assert {entry.name for entry in data.iterdir()} == {name.split("/")[0] for name in DATA}
+    assert all((data / name).exists() for name in DATA)
 
 
 def test_an_installed_playbook_finds_its_roles_modules_and_plugins(installed: Path, tmp_path: Path) -> None:
@@ -184,3 +185,4 @@ def test_ansible_reads_the_configuration_without_complaint() -> None:
     assert changed["DEFAULT_FILTER_PLUGIN_PATH"] == [str(ROOT / "plugins/filter")]
     assert changed["DEFAULT_GATHERING"] == "explicit"
     assert changed["INVENTORY_ANY_UNPARSED_IS_FAILED"] is True
+    assert changed["DUPLICATE_YAML_DICT_KEY"] == "error"

@@ -99,6 +99,12 @@ def test_what_stops_a_run_is_named_with_host_and_remedy(facts: dict[str, NodeFac
     assert all(finding.remedy for finding in findings)
 
 
+def test_an_rsync_that_comes_from_the_bundle_stops_nothing() -> None:
+    facts = facts_with(tools={"rsync": None})
+    assert not make_pipeline(facts=facts, system_packages="bundle").blocked()
+    assert make_pipeline(facts=facts, system_packages="archives").blocked()
+
+
 def test_a_port_that_our_own_rank_holds_is_not_taken() -> None:
     facts = facts_with(listeners=[listener(8000, "ppdeploy-rank@tiny.service")])
     assert not make_pipeline(facts=facts).blocked()
@@ -113,7 +119,9 @@ def test_an_old_driver_is_blocked() -> None:
 def test_the_pythons_must_have_a_lock() -> None:
     facts = facts_with(pythons=(Python(path="/usr/bin/python3.9", version="3.9.18"),))
     with pytest.raises(PpdeployError, match=r"Python"):
-        make_pipeline(facts=facts)
+        make_pipeline(facts=facts, system_packages="none")
+    # Where packages may be installed, one that has a lock comes from the system's own.
+    assert make_pipeline(facts=facts).nodes[0].packages[0].package == "python3.11"
 
 
 @pytest.mark.parametrize(

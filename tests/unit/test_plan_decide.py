@@ -169,7 +169,7 @@ def clusters(draw: st.DrawFn) -> tuple[Sequence[str], int, str]:
     return kinds, draw(st.integers(len(kinds), 48)), draw(st.sampled_from(["throughput", "context", "latency"]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(clusters(), st.sampled_from([2048, 16384, 40960]))
 def test_any_plan_is_whole_and_claims_no_fit_that_its_table_denies(
     problem: tuple[Sequence[str], int, str], length: int
@@ -192,7 +192,7 @@ def test_any_plan_is_whole_and_claims_no_fit_that_its_table_denies(
         assert capacity(pipeline).shortfall_bytes == max(row.shortfall_bytes for row in rows) > 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(8, 48), st.integers(12, 80), st.integers(1, 24))
 def test_more_memory_never_holds_less(layers: int, gib: int, more: int) -> None:
     def with_memory(size: int) -> Capacity:

@@ -121,7 +121,7 @@ def test_a_cpu_is_slower_than_any_gpu() -> None:
     assert cpu.bf16_flops < min(gpu.bf16_flops for gpu in GPUS)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(name=st.text(max_size=60), memory=st.integers(-1, 2**50))
 def test_no_name_makes_the_search_fail(name: str, memory: int) -> None:
     found = find_gpu(name, memory)

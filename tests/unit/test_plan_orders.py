@@ -45,7 +45,7 @@ def in_order(order: Sequence[int], nodes: list[list[int]], cost: Cost) -> Cost:
     return lambda stage, first, stop: cost(stages[stage], first, stop)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(clusters())
 def test_the_best_order_is_that_of_trying_all(
     problem: tuple[list[list[int]], list[tuple[int, int]], int, int, int],
@@ -69,7 +69,7 @@ def test_the_best_order_is_that_of_trying_all(
         assert reached == pytest.approx(min(every), rel=0.01)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(clusters())
 def test_the_best_sum_is_that_of_trying_all(
     problem: tuple[list[list[int]], list[tuple[int, int]], int, int, int],

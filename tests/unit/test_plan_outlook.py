@@ -161,7 +161,7 @@ def test_only_links_of_a_rate_are_replaced() -> None:
     assert [link.rate_bits for link in with_rate(shape, 25e9, instead_of=1e9).links] == [25e9, 10e9]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     rate=st.floats(0, 4e11),
     latency=st.floats(0, 1),

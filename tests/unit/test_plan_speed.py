@@ -156,7 +156,7 @@ def finite(prediction: Prediction) -> bool:
     return all(math.isfinite(value) for value in values) and prediction.ttft_s > 0 and values[1] >= 0 and values[2] > 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     stages=st.integers(1, 6),
     rate=rates,
@@ -184,7 +184,7 @@ def no_slower(fast: tuple[Pipeline, Pipeline], load: Load, limit: Settings) -> N
     assert better.ttft_s <= worse.ttft_s * (1 + 1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(stages=st.integers(2, 5), one=rates, other=rates, load=small_loads, limit=limits)
 def test_a_faster_link_is_never_predicted_slower(
     stages: int, one: float, other: float, load: Load, limit: Settings
@@ -200,7 +200,7 @@ def test_each_faster_ethernet_answers_sooner_in_the_loads_of_a_plan() -> None:
             assert ttft == sorted(ttft, reverse=True), (stages, concurrency)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(stages=st.integers(1, 5), factor=st.floats(1, 50), bandwidth=st.booleans(), load=small_loads, limit=limits)
 def test_a_faster_gpu_is_never_predicted_slower(
     stages: int, factor: float, bandwidth: bool, load: Load, limit: Settings
@@ -214,7 +214,7 @@ def test_a_faster_gpu_is_never_predicted_slower(
     no_slower((pipeline(stages, load=stage(better)), pipeline(stages, load=stage(card))), load, limit)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     card=st.sampled_from(("RTX 3060", "RTX 4090", "H200", "Tesla V100-PCIE-16GB", "GB10")),
     prefill=st.integers(0, 10**6),

@@ -41,7 +41,7 @@ def problems(draw: st.DrawFn) -> tuple[int, int, Cost]:
     return stages, layers, table_cost(weights, speeds, most, draw(st.integers(0, 6)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(problems())
 def test_the_smallest_maximum_is_that_of_trying_all(problem: tuple[int, int, Cost]) -> None:
     stages, layers, cost = problem
@@ -49,7 +49,7 @@ def test_the_smallest_maximum_is_that_of_trying_all(problem: tuple[int, int, Cos
     assert smallest_maximum(stages, layers, cost) == best
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(problems())
 def test_the_nearest_split_is_that_of_trying_all(problem: tuple[int, int, Cost]) -> None:
     stages, layers, cost = problem
@@ -63,7 +63,7 @@ def test_the_nearest_split_is_that_of_trying_all(problem: tuple[int, int, Cost])
     assert found == min(allowed, key=lambda split: (sum(abs(a - b) for a, b in zip(split, own, strict=True)), split))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(problems())
 def test_the_smallest_sum_is_within_what_is_worth_a_change(problem: tuple[int, int, Cost]) -> None:
     stages, layers, cost = problem

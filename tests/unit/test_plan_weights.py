@@ -71,7 +71,7 @@ def test_the_last_stage_has_the_embedding_where_the_head_is_the_embedding(tmp_pa
     [
         {"weights": "full"},
         # What finds its files in another way than by the index.
-        {"vllm_args": {"load-format": "runai_streamer"}},
+        {"vllm_args": {"load-format": "sharded_state"}},
     ],
 )
 def test_all_nodes_have_all_files_where_it_is_asked_for_or_not_known_to_work(
@@ -124,6 +124,41 @@ def test_a_node_with_a_part_never_hands_it_on(tmp_path: Path) -> None:
     plan = plan.model_copy(update={"nodes": nodes})
     head, worker = (model_slice(plan, node, source) for node in plan.nodes)
     assert (head["source_here"], head["peers"], worker["source_here"]) == (True, [], False)
+
+
+def chained(plan: PipelinePlan, source: ModelSource) -> dict[str, dict[str, Any]]:
+    return {node.host: model_slice(plan, node, source) for node in plan.nodes}
+
+
+def test_every_file_goes_down_the_nodes_that_need_it_one_after_the_other(tmp_path: Path) -> None:
+    source = sharded(tmp_path)
+    plan = planned(source, make_cluster(3), weights="full")
+    one, two, three = (node.fabric.address for node in plan.nodes)
+    slices = chained(plan, source)
+    every = [file.path for file in source.manifest.files]
+    assert slices["node1"]["sources"] == []
+    assert slices["node2"]["sources"] == [{"address": one, "paths": every}]
+    assert slices["node3"]["sources"] == [{"address": two, "paths": every}]
+    # The first node answers all of them, in case that the chain breaks.
+    assert (slices["node1"]["peers"], slices["node2"]["peers"], slices["node3"]["peers"]) == ([two, three], [three], [])
+
+
+def test_what_the_node_before_does_not_need_comes_from_the_head(tmp_path: Path) -> None:
+    source = sharded(tmp_path)
+    plan = planned(source, make_cluster(3), layer_partition=[1, 2, 1])
+    one, two, _ = (node.fabric.address for node in plan.nodes)
+    sources = {item["address"]: set(item["paths"]) for item in chained(plan, source)["node3"]["sources"]}
+    assert "config.json" in sources[two]
+    assert sources[one] == {"model-00004-of-00006.safetensors", "model-00006-of-00006.safetensors"}
+
+
+def test_from_a_mounted_folder_every_node_helps_itself(tmp_path: Path) -> None:
+    source = sharded(tmp_path)
+    plan = planned(source)
+    for node in plan.nodes:
+        told = model_slice(plan, node, source, mounted=True)
+        assert (told["kind"], told["path"]) == ("mount", source.location)
+        assert (told["source_here"], told["sources"], told["peers"]) == (False, [], [])
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------

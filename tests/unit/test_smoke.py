@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ppdeploy.plan.types import PipelinePlan
+from ppdeploy.report import pipeline_summary
 from ppdeploy.smoke import judge, side_by_side
 from tests.factories_plan import make_pipeline
 
@@ -60,6 +61,14 @@ def healthy() -> dict[str, Any]:
             }
             for h, seen in ranks.items()
         },
+        "gateway": {
+            "installed": True,
+            "answers": {
+                "refused": answer({"error": {"code": "invalid_api_key"}}, 401),
+                "models": answer({"data": [{"id": "tiny-llama"}]}),
+                "completion": completion,
+            },
+        },
     }
 
 
@@ -104,6 +113,10 @@ def fault(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
             ),
             "usage does not add up",
         ),
+        (fault("gateway", {"installed": True, "problem": "refused"}), "gateway: HAProxy on the head .*: refused"),
+        (fault("gateway.answers.refused", answer({"data": []})), "gateway: a request without a key is not refused"),
+        (fault("gateway.answers.models", answer({"data": []})), "gateway: /v1/models names nothing"),
+        (fault("gateway.answers.completion", answer({"error": "x"}, 503)), "gateway: HTTP 503"),
         (fault("ask.together", [answer({"error": "x"}, 503)]), "concurrent: 1 of 1 failed: HTTP 503"),
         (fault("after.node2.ranks", []), "rank on node2: its log shows no rank"),
         (fault("after.node2.ranks", [{"world_rank": 0, "world_size": 2, "pp_rank": 0}]), "rank on node2"),
@@ -141,3 +154,23 @@ def test_journals_stand_side_by_side_with_the_newest_line_below() -> None:
     assert [cell.strip() for cell in rows[0]] == ["node1", "node2"]
     assert [cell.strip() for cell in rows[-1]] == ["new", "only"]
     assert side_by_side({}) == "no journal could be read"
+
+
+def test_only_what_is_no_fault_of_the_gateway_is_a_release_that_does_not_serve(pipeline: PipelinePlan) -> None:
+    seen = healthy()
+    seen["gateway"]["answers"]["completion"] = answer({"error": "x"}, 503)
+    report = judge(pipeline, **seen)
+    assert (report.ok, report.serves) == (False, True)
+    # An apply and `smoke --json` say it as the sentence beside it does.
+    said = pipeline_summary(pipeline, report.model_dump(mode="json"))
+    assert (said["serves"], said["gateway_serves"]) == (True, False)
+    seen["ask"]["answers"]["completion"] = answer({"error": "x"}, 500)
+    assert not judge(pipeline, **seen).serves
+
+
+@pytest.mark.parametrize("gateway", [None, {}, {"installed": False}])
+def test_nothing_is_said_of_a_gateway_that_is_not_there(pipeline: PipelinePlan, gateway: Any) -> None:
+    report = judge(pipeline, **{**healthy(), "gateway": gateway})
+    assert report.ok
+    assert pipeline_summary(pipeline, report.model_dump(mode="json"))["gateway_serves"] is None
+    assert not [check for check in report.checks if check.id == "gateway"]

@@ -215,6 +215,15 @@ def test_bad_folder_is_one_sentence(model: Path, kind: str, sentence: str) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_weights_that_can_run_code_are_refused_unless_allowed(model: Path) -> None:
+    (model / "model.safetensors").unlink(missing_ok=True)
+    for left in model.glob("model*.safetensors*"):
+        left.unlink()
+    (model / "pytorch_model.bin").write_bytes(b"never read here")
+    with pytest.raises(InputError, match=r"not safetensors \(pytorch_model.bin\).*ppdeploy_allow_pickle_weights: true"):
+        resolve_source("./tiny", None, model.parent)
+
+
 def test_weights_may_be_absent_when_allowed(model: Path) -> None:
     DAMAGE["no weights"](model)
     source = resolve_source("./tiny", None, model.parent, allow_no_weights=True)

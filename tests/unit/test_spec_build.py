@@ -186,6 +186,24 @@ def test_an_address_is_a_name_or_an_address(address: object) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [
+        ("root@198.18.0.11", "write ansible_host: 198.18.0.11 and ansible_user: root"),
+        ("gpu-1:2222", "write ansible_host: gpu-1 and ansible_port: 2222"),
+        ("me@gpu-1:22", "write ansible_host: gpu-1 and ansible_user: me and ansible_port: 22"),
+    ],
+)
+def test_an_address_with_account_or_port_is_told_in_lines_of_their_own(address: str, remedy: str) -> None:
+    (told,) = refusal({"chat": ["a"]}, addresses={"a": address})
+    assert told == f'ansible_host is "{address}", which is more than an address (host a): {remedy}'
+
+
+@pytest.mark.parametrize("address", ["fd00::11", "::1", "gpu-1.lan", "{{where}}:22"])
+def test_other_addresses_are_taken_as_they_are(address: str) -> None:
+    assert build({"chat": ["a"]}, addresses={"a": address}).pipelines[0].hosts[0].address == address
+
+
 def test_all_mistakes_are_told_at_once_each_in_its_line() -> None:
     lines = refusal(
         {"chat": ["a", "b"], "code": ["c"]},
@@ -260,7 +278,7 @@ NAMES = st.text("ab_/.-\nA1é", max_size=4)
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=6) | st.lists(st.integers(), max_size=2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     pipelines=st.dictionaries(NAMES, st.lists(NAMES, max_size=3), max_size=3),
     variables=st.dictionaries(st.sampled_from(["ppdeploy_model", "ppdeploy_api_port", "ppdeploy_x", "x"]), VALUES),
@@ -278,3 +296,41 @@ def test_any_structure_is_taken_or_told(
         text = ""
         assert [[host.name for host in p.hosts] for p in spec.pipelines] == list(pipelines.values())
     assert all(line.isprintable() for line in text.split("\n"))
+
+
+def test_the_group_gateway_is_checked_with_all_else() -> None:
+    assert build({"chat": ["a"]}, gateways=["door"]).outside[0].address == "door"
+    (off,) = refusal({"chat": ["a"]}, {"a": {"ppdeploy_gateway": False}}, gateways=["door", "a"])
+    assert off == (
+        "ppdeploy_gateway is false, and the group `gateway` has door, a (group gateway): take the hosts out of the "
+        "group, and leave them in the inventory for one apply, which removes their gateways; or set "
+        "ppdeploy_gateway: true"
+    )
+    assert refusal({"chat": ["a"]}, addresses={"a": "198.18.0.1", "door": "198.18.0.1"}, gateways=["door"]) == [
+        "2 hosts have one address, 198.18.0.1 (hosts a, door): give each host its own ansible_host"
+    ]
+    assert refusal({"chat": ["a"]}, addresses={"door": "two words"}, gateways=["door"]) == [
+        'ansible_host is "two words", which is no address (host door): set it to the host\'s name or IP address'
+    ]
+    assert refusal({"chat": ["a"]}, gateways=["../door"])[0].startswith('"../door" is no name for a host (group gate')
+
+
+def test_a_gateway_has_the_values_of_the_group_vllm_alone() -> None:
+    other = {"a": {"ppdeploy_gateway_port": 443}, "door": {"ppdeploy_gateway_port": 444, "ppdeploy_mtu": 9000}}
+    (two,) = refusal({"chat": ["a"]}, other, gateways=["door"])
+    assert two == (
+        "ppdeploy_gateway_port is 444 on door, and 443 for the group vllm (group gateway): set it once, in the vars of "
+        "the group vllm, whose values all gateways have"
+    )
+    alone = refusal({"chat": ["a"]}, {"door": {"ppdeploy_gateway_rate": 5}}, gateways=["door"])
+    assert alone[0].startswith("ppdeploy_gateway_rate is 5 on door, and not set for the group vllm")
+    same = {host: {"ppdeploy_gateway_port": 443} for host in ("a", "door")}
+    assert build({"chat": ["a"]}, same, gateways=["door"]).gateways[0].name == "door"
+
+
+def test_a_sidecar_leaves_the_ports_of_a_workers_gateway_alone() -> None:
+    sidecar = {"name": "draft", "model": "/srv/models/draft", "port": 8443, "gpu_share": 0.2}
+    own = {"b": {"ppdeploy_sidecars": [sidecar]}}
+    assert build({"chat": ["a", "b"]}, own).pipelines[0].hosts[1].vars.sidecars
+    (sentence,) = refusal({"chat": ["a", "b"]}, own, gateways=["b"])
+    assert sentence.startswith("sidecar draft and ppdeploy_gateway_port have the same port 8443 (host b")

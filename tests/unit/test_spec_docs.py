@@ -132,7 +132,7 @@ def test_a_model_or_pipeline_or_variable_that_cannot_be_one_is_told() -> None:
         example_text(variables={"ppdeploy_x": 1})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     hosts=st.lists(st.text("a1.:@=[]-\n ", max_size=8), max_size=3) | st.just(list(EXAMPLE_HOSTS)),
     model=st.text(st.characters(), min_size=1, max_size=20) | st.text("a: #'\"{}-?!&*|>%@`~yes012", max_size=8),

@@ -23,7 +23,7 @@ all:
   vars:
     ppdeploy_start_timeout: 600
   children:
-    gateway:
+    monitoring:
       hosts:
         door: {ppdeploy_start_timeout: 900}
     vllm:
@@ -114,6 +114,23 @@ def test_groups_below_vllm_are_pipelines_in_the_order_of_ansible(write: Write) -
     assert [line.rsplit("-", 1)[1] for line in play.splitlines() if "--" in line and "@" not in line] == [
         *("m2", "m1", "m3", "m2"),
     ]
+
+
+def test_the_group_gateway_may_have_workers_and_hosts_in_no_pipeline(write: Write) -> None:
+    group = "    gateway:\n      hosts:\n        m1:\n        door: {ansible_host: '198.18.0.{{ 40 + 2 }}'}\n"
+    loaded = load_inventory(write(TWO_PIPELINES.replace("    vllm:\n", f"{group}    vllm:\n")))
+    spec = loaded.spec()
+    assert sorted((host.name, host.address) for host in spec.gateways) == [("door", "198.18.0.42"), ("m1", "m1")]
+    assert [host.name for host in spec.outside] == ["door"]
+    told = loaded.gateway_values()
+    assert told["door"] == {"ppdeploy_start_timeout": 900, "ansible_host": "198.18.0.42"}
+    # What belongs to a pipeline that is left out is no gateway, and no host outside either.
+    assert [host.name for host in spec.only(["zeta"]).gateways] == ["door"]
+
+
+def test_a_gateway_with_an_address_of_the_example_is_refused(write: Write) -> None:
+    group = "gateway:\n  hosts:\n    door: {ansible_host: 192.0.2.20}\n"
+    assert "192.0.2.20 belongs to the example, not to a machine (host door" in refusal(write(ONE + group))
 
 
 def test_a_file_and_an_ini_inventory_with_group_vars_are_read(tmp_path: Path) -> None:
@@ -267,6 +284,29 @@ def test_what_ansible_refuses_is_told_in_its_words(write: Write, name: str, text
     assert told.endswith(f"`ansible-inventory -i {folder / name} --list` says more")
 
 
+def test_what_is_written_twice_is_told_with_its_line(write: Write) -> None:
+    folder = write(ONE)
+    text = (folder / "hosts.yml").read_text()
+    write("---\nppdeploy_goal: latency\nppdeploy_goal: context\n", "group_vars/chat.yml")
+    assert refusal(folder) == (
+        f"ppdeploy_goal is written twice in one map, of which YAML would keep the second alone "
+        f"({folder}/group_vars/chat.yml:3): remove one of the two, or give it the name that was meant"
+    )
+    (folder / "group_vars" / "chat.yml").unlink()
+    write("---\nall:\n  hosts:\n    a: {ansible_host: 10.0.0.1}\n    a: {ansible_host: 10.0.0.2}\n")
+    assert "a is written twice in one map" in refusal(folder)
+    write(text)
+    assert load_inventory(folder).pipelines
+
+
+def test_hosts_that_are_a_list_are_told_with_how_to_write_them(write: Write) -> None:
+    folder = write("all:\n  children:\n    vllm:\n      children:\n        chat:\n          hosts: [a, b]\n")
+    told = refusal(folder)
+    assert told.startswith("hosts of the group chat is no map")
+    assert "`NAME: {ansible_host: ADDRESS}`" in told
+    assert "Tagged" not in told
+
+
 def test_variables_that_are_no_map_are_told_with_their_file(write: Write) -> None:
     folder = write(ONE)
     write("just words\n", "group_vars/chat.yml")
@@ -326,6 +366,15 @@ def test_mistakes_are_told_together_with_their_lines(write: Write) -> None:
             "set it to a map of environment variable names and values"
         ),
     ]
+
+
+def test_a_misspelt_name_of_ansible_is_told_unless_the_right_one_is_there(write: Write) -> None:
+    folder = write(
+        "all:\n  children:\n    vllm:\n      children:\n        chat:\n          hosts:\n"
+        "            a: {ansible_hosts: 10.0.0.1}\n            b: {ansible_host: 10.0.0.2, ansible_ip: 10.0.0.3}\n"
+    )
+    told = refusal(folder)
+    assert told == f"the variable ansible_hosts is not known (host a, {folder}/hosts.yml:7): write ansible_host"
 
 
 def test_a_misspelt_name_on_a_host_elsewhere_is_told_too(write: Write) -> None:
@@ -420,7 +469,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(listing=st.dictionaries(st.sampled_from(["vllm", "chat", "code", "_meta", "all"]), JSON, max_size=4))
 def test_any_listing_is_taken_or_told(listing: dict[str, Any]) -> None:
     # Inventory plugins of others write this; a template in it would start Ansible, which is not what is tested.

@@ -28,7 +28,6 @@ FREE_FLAGS = [
     "attention-backend",
     "attention-config",
     "load-format",
-    "trust-remote-code",
     "tokenizer",
     "tokenizer-mode",
     "tokenizer-revision",
@@ -235,6 +234,7 @@ def test_whatever_the_plan_sets_itself_is_owned() -> None:
                 partition=[1, 1],
                 partition_is_default=False,
                 omp_threads_bind=bind,
+                handoff="lossless",
                 extra={},
             )
         )

@@ -111,7 +111,7 @@ def test_after_another_split_only_what_is_new_is_fetched(
             shutil.copyfile(source / entry.path, staging_of(other) / entry.path)
 
     model = weights.read_model(str(other), without(manifest, FIRST))
-    assert weights.gather(model, fetch) == (sorted([LAST, INDEX]), [])
+    assert weights.gather(model, fetch) == {"fetched": sorted([LAST, INDEX]), "fetched_again": []}
     # The index of the other part is not the publisher's, and so no use here.
     assert sorted(fetched) == sorted([LAST, INDEX])
     assert named(other) == named(source) - {FIRST}
@@ -131,7 +131,7 @@ def test_a_copy_of_a_damaged_file_is_fetched_after_all(
         for entry in entries:
             shutil.copyfile(source / entry.path, staging_of(other) / entry.path)
 
-    fetched, again = weights.gather(weights.read_model(str(other), manifest), fetch)
-    assert fetched == sorted([FIRST, INDEX, LAST])
-    assert again == [LAST]
+    done = weights.gather(weights.read_model(str(other), manifest), fetch)
+    assert done["fetched"] == sorted([FIRST, INDEX, LAST])
+    assert done["fetched_again"] == [LAST]
     assert (other / LAST).read_bytes() == (source / LAST).read_bytes()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 # Each of these files adds its checks to the lists in `types`, in this order: the host comes first.
 from ppdeploy.plan.checks import system  # isort: split
 
-from ppdeploy.plan.checks import gpu, nic, pair, pipeline
+from ppdeploy.plan.checks import driver, gpu, nic, pair, pipeline
 from ppdeploy.plan.checks.types import (
     NODE,
     PAIR,
@@ -39,7 +39,7 @@ __all__ = [
     "catalogue",
 ]
 
-FILES = (system, gpu, nic, pair, pipeline)
+FILES = (system, driver, gpu, nic, pair, pipeline)
 """The files of checks, one subject each."""
 
 AnyCheck = Check[NodeSituation] | Check[PairSituation] | Check[PipelineSituation]

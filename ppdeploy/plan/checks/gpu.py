@@ -110,7 +110,7 @@ def _module(s: NodeSituation) -> Answer:
 @NODE.add(
     "gpu-next-boot",
     "slow",
-    "the newest kernel has NVIDIA's module too",
+    "the kernel that boots next has NVIDIA's module too",
     remedy="install the kernel's headers (linux-headers-{kernel}, or kernel-devel-{kernel} on a RHEL-like system), and "
     "`dkms autoinstall -k {kernel}`, or the driver's package again where it has no DKMS",
     source="a host that boots a kernel without the module comes back without GPUs",
@@ -121,7 +121,11 @@ def _next_boot(s: NodeSituation) -> Answer:
     bootable = [kernel for kernel in s.facts.kernels or () if kernel.bootable]
     if not bootable:
         return Unknown("no kernel with modules was found in /boot")
-    newest = max(bootable, key=lambda kernel: _order(kernel.release))
+    told = s.facts.driver.next_kernel if s.facts.driver else None
+    newest = next(
+        (kernel for kernel in bootable if kernel.release == told),
+        max(bootable, key=lambda kernel: _order(kernel.release)),
+    )
     if newest.nvidia_module:
         return Fine(f"{newest.release} has NVIDIA's module")
     return Fault(f"{newest.release} boots next and has no NVIDIA module", {"kernel": newest.release})

@@ -8,6 +8,9 @@ from dataclasses import replace
 from ppdeploy import locks
 from ppdeploy.facts import NodeFacts
 from ppdeploy.plan.checks.types import NodeSituation, PairSituation, PipelineSituation
+from ppdeploy.plan.driver import plan_driver
+from ppdeploy.plan.environment import packages_from
+from ppdeploy.plan.gateway import gateway_ports
 from ppdeploy.plan.types import Fabric, NodePlan, PipelinePlan
 from ppdeploy.spec import PipelineSpec, PipelineVars
 
@@ -64,6 +67,8 @@ def _bare(spec: PipelineSpec, host: str, rank: int, facts: NodeFacts) -> NodeSit
         models_dir=wants.models_dir,
         mtu_wanted=wants.mtu,
         unit=unit_name(spec.name),
+        driver=plan_driver(facts, wants, spec.name),
+        brings_rsync=packages_from(wants) == "bundle",
     )
 
 
@@ -73,15 +78,18 @@ def _planned(spec: PipelineSpec, known: NodeSituation, plan: PipelinePlan, node:
     return replace(
         known,
         python=plan.environment.python,
+        python_package="" if packages_from(spec.vars) == "none" else f"python{plan.environment.python}",
         venv_bytes_missing=venv_bytes(lock, spec.vars) if node.work.install_venv else 0,
         model_bytes_missing=model_bytes(known.facts, node.model.bytes, folder) if node.work.place_model else 0,
         model_folder=folder,
         stage_bytes=sum(one.weight_bytes * max(one.gpus, 1) for one in plan.memory if one.host == node.host),
         gpus_needed=len(node.devices) if plan.device == "cuda" else None,
         sidecar_ports={sidecar.port: sidecar.unit for sidecar in node.sidecars},
+        gateway_ports=gateway_ports(spec.vars, peers=node.role == "head") if node.gateway else {},
         vllm=plan.environment.vllm_version,
         venv=plan.environment.directory.rsplit("/", 1)[1],
-        fabric=node.fabric,
+        # NIC and cable are the wire's, also where the ranks talk through a tunnel.
+        fabric=node.wire,
         rdma=node.rdma,
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from packaging.version import Version
 
-from ppdeploy.facts import NO_LIMIT
+from ppdeploy.facts import NO_LIMIT, NodeFacts
 from ppdeploy.plan.agent import AGENT_PORT
 from ppdeploy.plan.checks.types import NODE, Answer, Fault, Fine, NodeSituation, Unknown
+from ppdeploy.plan.gateway import UNIT_NAME as GATEWAY_UNIT
 from ppdeploy.plan.words import gib_text
 
 MIB = 1024**2
@@ -88,6 +91,23 @@ def _system_state(s: NodeSituation) -> Answer:
 
 
 @NODE.add(
+    "user-namespaces",
+    "slow",
+    "there are namespaces of users, which the agent's unit has one of",
+    remedy="set user.max_user_namespaces to 1024 or more in /etc/sysctl.d, or give ppdeploy-agent.service and "
+    "ppdeploy-fence.service a drop-in with PrivateUsers=no (docs/security.md)",
+    source="namespaces(7), /proc/sys/user; systemd.exec(5), PrivateUsers=",
+)
+def _user_namespaces(s: NodeSituation) -> Answer:
+    most = s.facts.sysctl.max_user_namespaces
+    if most is None:
+        return Unknown("the kernel does not say how many namespaces of users there may be")
+    if most == 0:
+        return Fault("user.max_user_namespaces is 0: without a drop-in systemd cannot start the agent's unit")
+    return Fine(f"user.max_user_namespaces is {most}")
+
+
+@NODE.add(
     "os-release",
     "slow",
     "a system that ppdeploy was made for",
@@ -136,6 +156,8 @@ def _python(s: NodeSituation) -> Answer:
         return Unknown(f"no plan says which Python is needed (found: {have})")
     if any(python.version.startswith(f"{s.python}.") for python in s.facts.pythons):
         return Fine(f"Python {s.python} is there")
+    if s.python_package:
+        return Fine(f"there is no Python {s.python} (found: {have}): an apply installs the package {s.python_package}")
     return Fault(f"there is no Python {s.python} (found: {have})", {"python": s.python})
 
 
@@ -149,6 +171,8 @@ def _python(s: NodeSituation) -> Answer:
 def _rsync(s: NodeSituation) -> Answer:
     if s.facts.tools.get("rsync"):
         return Fine(f"rsync {s.facts.rsync_version or 'of an unknown version'}")
+    if s.brings_rsync:
+        return Fine("there is no rsync: an apply installs it from the bundle")
     return Fault("rsync is missing, which moves the weights")
 
 
@@ -170,32 +194,39 @@ def _cpu_flags(s: NodeSituation) -> Answer:
 @NODE.add(
     "port-taken",
     "blocked",
-    "API, master and sidecar ports are free, or ours",
+    "API, master, sidecar and gateway ports are free, or ours",
     remedy="stop that program or set {variable} to a free port",
-    source="vLLM: the API server and torch's TCPStore bind these ports",
+    source="vLLM: the API server and torch's TCPStore bind these ports, and HAProxy its own",
 )
 def _ports(s: NodeSituation) -> Answer:
     wanted = {s.api_port: "ppdeploy_api_port", s.master_port: "ppdeploy_master_port"} if s.node_rank == 0 else {}
-    owners = {**dict.fromkeys(wanted, s.unit), **s.sidecar_ports}
-    wanted |= dict.fromkeys(s.sidecar_ports, "the port in ppdeploy_sidecars")
-    ours = []
-    for listener in s.facts.listeners:
+    owners = {**dict.fromkeys(wanted, s.unit), **s.sidecar_ports, **dict.fromkeys(s.gateway_ports, GATEWAY_UNIT)}
+    wanted |= {**dict.fromkeys(s.sidecar_ports, "the port in ppdeploy_sidecars"), **s.gateway_ports}
+    fault = taken_port(s.facts, wanted, owners)
+    if fault:
+        return fault
+    ours = [one.port for one in s.facts.listeners if one.port in wanted and one.process != CHECK_LISTENER]
+    if not wanted:
+        return Fine("this node needs no fixed port")
+    listed = ", ".join(str(port) for port in sorted(wanted))
+    return Fine(f"{listed}: " + (f"{', '.join(map(str, sorted(set(ours))))} held by our own units" if ours else "free"))
+
+
+def taken_port(facts: NodeFacts, wanted: Mapping[int, str], owners: Mapping[int, str]) -> Fault | None:
+    """Return which of the wanted ports another program has than our own unit; None: none.
+
+    `wanted` has the variable that names each port, `owners` the unit that is to have it.
+    """
+    for listener in facts.listeners:
         variable = wanted.get(listener.port)
-        if listener.process == CHECK_LISTENER:
-            # It ends by itself within a minute, whatever became of the check.
-            continue
-        if variable and listener.unit != owners[listener.port]:
+        # The listener of a check ends by itself within a minute, whatever became of that.
+        if variable and listener.process != CHECK_LISTENER and listener.unit != owners[listener.port]:
             who = listener.command or listener.process or "another program"
             pid = f", pid {listener.pid}" if listener.pid else ""
             return Fault(
                 f"port {listener.port} is taken by {who} ({listener.unit or 'no unit'}{pid})", {"variable": variable}
             )
-        if variable:
-            ours.append(listener.port)
-    if not wanted:
-        return Fine("this node needs no fixed port")
-    listed = ", ".join(str(port) for port in sorted(wanted))
-    return Fine(f"{listed}: " + (f"{', '.join(map(str, sorted(set(ours))))} held by our own rank" if ours else "free"))
+    return None
 
 
 @NODE.add(
@@ -209,7 +240,13 @@ def _local_ports(s: NodeSituation) -> Answer:
     span, reserved = s.facts.sysctl.ip_local_port_range, s.facts.sysctl.ip_local_reserved_ports
     if span is None:
         return Unknown("the kernel's range of local ports could not be read")
-    fixed = {s.api_port, AGENT_PORT, *range(s.master_port, s.master_port + MASTER_PORTS), *s.sidecar_ports}
+    fixed = {
+        s.api_port,
+        AGENT_PORT,
+        *range(s.master_port, s.master_port + MASTER_PORTS),
+        *s.sidecar_ports,
+        *s.gateway_ports,
+    }
     exposed = sorted(port for port in fixed if span[0] <= port <= span[1] and port not in _numbers(reserved or ""))
     told = f"local ports are {span[0]}-{span[1]}"
     if exposed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from ppdeploy.facts import Nic, NodeFacts
-from ppdeploy.plan.types import Fabric, Rdma, Verdict
+from ppdeploy.plan.types import DriverPlan, Fabric, Rdma, Verdict
 from ppdeploy.probes import Listener, NodeProbe, PeerProbe
 
 Scope = Literal["node", "pair", "pipeline"]
@@ -68,6 +68,10 @@ class NodeSituation:
     unit: str
     python: str | None = None
     """Python minor version of the environment, such as 3.11."""
+    python_package: str = ""
+    """The package that an apply installs where that Python is not there; empty: it installs none."""
+    brings_rsync: bool = False
+    """Whether an apply installs rsync where it is not there, from the bundle."""
     venv_bytes_missing: int = 0
     model_bytes_missing: int = 0
     model_folder: str | None = None
@@ -76,6 +80,8 @@ class NodeSituation:
     """Bytes of weights that the node reads at a start, of all its stages."""
     gpus_needed: int | None = None
     sidecar_ports: Mapping[int, str] = field(default_factory=dict)
+    gateway_ports: Mapping[int, str] = field(default_factory=dict)
+    """Ports that its gateway listens on, with the variables that name them."""
     """Unit of the sidecar that is to have each port."""
     vllm: str | None = None
     """Version of vLLM that the environment is to have."""
@@ -85,6 +91,8 @@ class NodeSituation:
     mtu_wanted: int | None = None
     """The MTU that an apply sets on every fabric NIC; None: each keeps its own."""
     rdma: Rdma | None = None
+    driver: DriverPlan | None = None
+    """What is done about its NVIDIA driver."""
     probe: NodeProbe | None = None
     probe_problem: str = ""
     """Why the node could not look at its peers, where it was asked to."""

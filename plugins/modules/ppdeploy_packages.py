@@ -1,0 +1,311 @@
+#!/usr/bin/python
+"""See that a node has what vLLM needs from its system, and install the packages of what is not there."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ppdeploy_packages
+short_description: Install the system packages of what a node lacks
+description:
+  - Asks for what a package brings, not for the package, so that an interpreter or compiler from elsewhere will do.
+  - Packages come from the archives that the node's package manager knows, or from a folder of packages on the node,
+    and then from nowhere else.
+options:
+  state:
+    description:
+      - V(told) says what is lacking, and installs nothing.
+      - V(present) installs it.
+    type: str
+    choices: [told, present]
+    default: present
+  wants:
+    description:
+      - What must be there. C(package) is the name to install, C(kind) what it brings and C(value) which one.
+      - C(python) is an interpreter of a minor version, C(headers) its Python.h, C(program) any of the programs that
+        are separated by commas, C(library) a shared library by its name in the loader's cache.
+      - C(daemon) is a program whose package brings a service of the package's name, which has nothing to do here. Where
+        the package is installed, the service is left off.
+    type: list
+    elements: dict
+    required: true
+  manager:
+    description: The node's package manager; left out where it has none that is known.
+    type: str
+    choices: [apt, dnf]
+  allowed:
+    description: Whether packages may be installed; otherwise what is lacking ends the play in a sentence.
+    type: bool
+    default: true
+  repository:
+    description: Folder on the node with packages and their index C(Packages), in place of all archives. For apt.
+    type: path
+  lock_timeout:
+    description: Seconds that the package manager itself waits for another program that installs packages.
+    type: int
+    default: 600
+attributes:
+  check_mode:
+    support: full
+    description: Says what it would install.
+author:
+  - ppdeploy authors (@ppdeploy)
+"""
+
+EXAMPLES = r"""
+- name: Have Python 3.12
+  ppdeploy_packages:
+    manager: apt
+    wants:
+      - {package: python3.12, kind: python, value: "3.12"}
+"""
+
+RETURN = r"""
+lacking:
+  description: Packages of what is not there.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ansible.module_utils.basic import AnsibleModule
+
+PROGRAMS = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+INSTALL_TIMEOUT = 1800.0  # seconds; a slow house line, and a compiler of 200 MB
+# What dpkg has nothing left to do for (dpkg(1), package states).
+SETTLED = ("installed", "not-installed", "config-files")
+
+
+class PackageError(Exception):
+    """A sentence for the user: what is wrong, where, what to do."""
+
+
+def here() -> str:
+    """Return the name of this node for sentences."""
+    return socket.gethostname()
+
+
+def run(argv: list[str], **more: str) -> tuple[int, str]:
+    """Run a program; return its exit status and all that it said."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=INSTALL_TIMEOUT,
+            env={**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", **more},
+            check=False,
+        )
+    except FileNotFoundError:
+        return 127, f"{argv[0]} is not installed"
+    except subprocess.TimeoutExpired:
+        return 124, f"{argv[0]} did not end in {INSTALL_TIMEOUT:.0f} s"
+    return done.returncode, done.stdout
+
+
+# ---- what is there -------------------------------------------------------------------------------
+
+
+def program(name: str) -> str | None:
+    """Return where a program is, by the usual folders and then by PATH."""
+    return shutil.which(name, path=f"{PROGRAMS}:{os.environ.get('PATH', '')}")
+
+
+def ask(minor: str, expression: str) -> str | None:
+    """Return what the interpreter of a minor version answers; None where there is none."""
+    for name in (f"python{minor}", "python3"):
+        path = program(name)
+        if path is None:
+            continue
+        code = f"import sys, sysconfig; print('%d.%d' % sys.version_info[:2]); print({expression})"
+        status, said = run([path, "-I", "-c", code])
+        lines = said.splitlines()
+        if status == 0 and len(lines) == 2 and lines[0] == minor:
+            return lines[1]
+    return None
+
+
+def is_there(want: dict[str, Any]) -> bool:
+    """Return whether the node has what the package would bring."""
+    kind, value = want["kind"], str(want["value"])
+    if kind == "python":
+        return ask(value, "1") is not None
+    if kind == "headers":
+        folder = ask(value, "sysconfig.get_path('include')")
+        return folder is not None and Path(folder, "Python.h").is_file()
+    if kind in ("program", "daemon"):
+        return any(program(name) for name in value.split(","))
+    if kind == "library":
+        _, known = run(["ldconfig", "-p"], PATH=PROGRAMS)
+        return value in known or any(any(Path("/usr").glob(place + value)) for place in ("lib*/", "lib/*/"))
+    raise PackageError(f"a package that brings a {kind} is not known: report it")
+
+
+# ---- apt -----------------------------------------------------------------------------------------
+
+
+def half_installed() -> list[str]:
+    """Return the packages that dpkg has begun with and not ended."""
+    _, said = run(["dpkg-query", "--show", "--showformat=${Package}\\t${db:Status-Status}\\n"])
+    rows = [line.split("\t") for line in said.splitlines()]
+    return sorted(row[0] for row in rows if len(row) == 2 and row[1] not in SETTLED)
+
+
+def finish(lock_timeout: int) -> None:
+    """End what an interrupted installation left; PackageError naming what does not end."""
+    broken = half_installed()
+    if not broken:
+        return
+    run(["dpkg", "--configure", "-a", "--force-confold"])
+    if half_installed():
+        run([*apt(lock_timeout), "install", "--fix-broken"])
+    still = half_installed()
+    if still:
+        raise PackageError(
+            f"{', '.join(still)} on {here()} {'is' if len(still) == 1 else 'are'} half installed, and neither "
+            "`dpkg --configure -a` nor `apt-get --fix-broken install` ends it: run them there and see what they say, "
+            "then apply again"
+        )
+
+
+def apt(lock_timeout: int, *options: str) -> list[str]:
+    """Return the beginning of an apt-get command that asks nothing."""
+    return [
+        *("apt-get", "--quiet", "--yes", "--no-install-recommends", "--option", "Dpkg::Options::=--force-confold"),
+        *("--option", f"DPkg::Lock::Timeout={lock_timeout}", *options),
+    ]
+
+
+def install_with_apt(packages: list[str], repository: Path | None, lock_timeout: int) -> None:
+    """Install packages from the node's archives, or from one folder alone."""
+    if repository is not None:
+        with tempfile.TemporaryDirectory() as work:
+            # A list and a folder for its index of our own: the node's archives are neither read nor changed.
+            # A space in the folder's name would part the line's words.
+            source = Path(work, "sources.list")
+            source.write_text(f"deb [trusted=yes] file:{quote(str(repository))} ./\n", encoding="utf-8")
+            Path(work, "lists", "partial").mkdir(parents=True)
+            options = [
+                f"Dir::Etc::sourcelist={source}",
+                "Dir::Etc::sourceparts=-",
+                f"Dir::State::lists={work}/lists",
+                "Dir::Cache::pkgcache=",
+                "Dir::Cache::srcpkgcache=",
+            ]
+            begin = apt(lock_timeout, *(word for option in options for word in ("--option", option)))
+            # apt reads as a user of its own, who must be able to come here.
+            Path(work).chmod(0o755)
+            for command in (["update"], ["install", *packages]):
+                status, said = run([*begin, *command])
+                if status:
+                    raise PackageError(why(packages, said, f"the folder {repository}"))
+        return
+    status, said = run([*apt(lock_timeout), "install", *packages])
+    if status and not re.search("half-configured|No space left|Could not get lock", said):
+        # The lists may be absent or old: they are fetched when the first try fails.
+        _, updated = run([*apt(lock_timeout), "update"])
+        status, said = run([*apt(lock_timeout), "install", *packages])
+        said = f"{updated}\n{said}"
+    if status:
+        raise PackageError(why(packages, said, "the archives in /etc/apt"))
+
+
+def install_with_dnf(packages: list[str], _: Path | None, __: int) -> None:
+    """Install packages from the repositories that dnf knows; it waits for a lock by itself."""
+    status, said = run(["dnf", "--assumeyes", "--setopt=install_weak_deps=False", "install", *packages])
+    if status:
+        raise PackageError(why(packages, said, "the repositories in /etc/yum.repos.d"))
+
+
+INSTALL = {"apt": install_with_apt, "dnf": install_with_dnf}
+
+
+def why(packages: list[str], said: str, source: str) -> str:
+    """Return in a sentence why packages could not be installed."""
+    names = ", ".join(packages)
+    lock = re.search(r"Could not get lock (\S+?)\.? It is held by process (\d+) \(([^)]+)\)", said)
+    if lock:
+        return (
+            f"{lock.group(3)} (pid {lock.group(2)}) on {here()} holds {lock.group(1)}, so {names} could not be "
+            "installed: let it end and apply again (ppdeploy_package_lock_timeout says how long an apply waits)"
+        )
+    if "No space left" in said or "don't have enough free space" in said:
+        return f"the disk of {here()} has no room for {names}: free some space there, then apply again"
+    absent = sorted(set(re.findall(r"Unable to locate package (\S+)|No match for argument: (\S+)", said)))
+    if absent:
+        lost = ", ".join(one or other for one, other in absent)
+        return (
+            f"{source} on {here()} have no {lost}: add the archive that has it, or install it by hand, and apply again"
+        )
+    lines = [line.strip() for line in said.splitlines() if re.match(r"\s*(E:|Err:|Error|dpkg: error)", line)]
+    lines = lines or [line.strip() for line in said.splitlines() if line.strip()][-2:]
+    told = " ".join(lines)[:400]
+    return f"{names} could not be installed on {here()} from {source}: {told}: see to it, and apply again"
+
+
+def leave_off(units: list[str], installed: list[str]) -> None:
+    """Stop the services that packages brought and started by themselves; what was there before is left alone."""
+    for unit in units:
+        if unit.rpartition(".")[0] in installed:
+            status, said = run(["systemctl", "disable", "--now", "--quiet", unit])
+            if status:
+                raise PackageError(
+                    f"{unit} on {here()} came with its package and cannot be turned off "
+                    f"({' '.join(said.split())[:200]}): see `systemctl status` there, then apply again"
+                )
+
+
+def act(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
+    """Bring the state about; return what is lacking."""
+    lacking = [want["package"] for want in params["wants"] if not is_there(want)]
+    manager = params["manager"]
+    if lacking and (not params["allowed"] or manager is None):
+        raise PackageError(f"{here()} lacks {', '.join(lacking)}: install these packages there, and apply again")
+    if not lacking or params["state"] == "told" or check:
+        return {"changed": bool(lacking) and params["state"] == "present", "lacking": lacking}
+    if manager == "apt":
+        finish(params["lock_timeout"])
+    INSTALL[manager](lacking, Path(params["repository"]) if params["repository"] else None, params["lock_timeout"])
+    still = [want["package"] for want in params["wants"] if not is_there(want)]
+    if still:
+        raise PackageError(
+            f"{', '.join(still)} on {here()} {'was' if len(still) == 1 else 'were'} installed, and what vLLM needs of "
+            "it is still not there: see what the package is on this system"
+        )
+    leave_off([f"{want['package']}.service" for want in params["wants"] if want["kind"] == "daemon"], lacking)
+    return {"changed": True, "lacking": lacking}
+
+
+def main() -> None:
+    """Read the parameters and do it."""
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["told", "present"], "default": "present"},
+            "wants": {"type": "list", "elements": "dict", "required": True},
+            "manager": {"type": "str", "choices": ["apt", "dnf"]},
+            "allowed": {"type": "bool", "default": True},
+            "repository": {"type": "path"},
+            "lock_timeout": {"type": "int", "default": 600},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        result = act(module.params, check=module.check_mode)
+    except PackageError as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What the handoff plugin will do with a pipeline, as far as the plan can tell.
+
+The plugin decides for itself when a rank starts, and where it was not tested it leaves handoffs as vLLM makes them and
+says so in vLLM's log; the plan tells the same before anything is installed. The tables are the plugin's own
+(ppdeploy_handoff/src/ppdeploy_handoff), which the controller does not import; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ppdeploy.plan.types import Finding
+
+RAN: frozenset[tuple[str, str]] = frozenset({("0.26.0", "cuda"), ("0.32.0", "cpu")})
+"""Version of vLLM and device that the plugin works with (`versions.py`)."""
+
+ARCHITECTURES: frozenset[str] = frozenset(
+    {
+        *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Glm4ForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM"),
+        *("IQuestCoderForCausalLM", "InternLM3ForCausalLM", "LLaMAForCausalLM", "LlamaForCausalLM"),
+        *("MiniMaxM2ForCausalLM", "Ministral3ForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+        *("Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "TeleChat3ForCausalLM"),
+    }
+)
+"""Architectures of config.json that vLLM runs with a class of the plugin's `families.py` (vllm 0.32.0 and 0.33.0,
+vllm/model_executor/models/registry.py, `_TEXT_GENERATION_MODELS`)."""
+
+
+def why_idle(*, device: str, vllm_version: str, architecture: str, stages: int) -> str:
+    """Return why the plugin would leave a pipeline's handoffs as vLLM makes them; empty where it works."""
+    if stages < 2:
+        return "there is one stage, so nothing is handed on"
+    if (vllm_version, device) not in RAN:
+        known = ", ".join(f"{version} on {kind}" for version, kind in sorted(RAN))
+        return f"the handoff plugin was not tested with vLLM {vllm_version} on {device} (tested: {known})"
+    if architecture not in ARCHITECTURES:
+        return f"the handoff plugin does not know the layers of {architecture}"
+    return ""
+
+
+def handoff_findings(pipeline: str, mode: str, idle: str, stages: int) -> Iterator[Finding]:
+    """Yield that a mode changes nothing, for the reason `idle` of `why_idle`, or that it does less than it says."""
+    if mode == "off":
+        return
+    if idle:
+        reason, remedy = f"ppdeploy_handoff: {mode} will change nothing: {idle}", "remove ppdeploy_handoff"
+    elif mode.startswith("overlap") and stages > 2:
+        reason = f"ppdeploy_handoff: {mode} is for two stages, and with {stages} it does what lossless does"
+        remedy = "set ppdeploy_handoff: lossless, or leave it"
+    else:
+        return
+    yield Finding(id="handoff-idle", verdict="slow", pipeline=pipeline, reason=reason, remedy=remedy)
