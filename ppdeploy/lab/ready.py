@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import platform
 import tempfile
 from collections.abc import Callable
@@ -9,8 +11,10 @@ from pathlib import Path
 
 from ppdeploy import locks
 from ppdeploy.bundle import Progress, make_bundle, unpacked_cache
+from ppdeploy.bundle.alone import alone
 from ppdeploy.errors import InputError
 from ppdeploy.lab import system
+from ppdeploy.lab import tiny_model as tiny_model_recipe
 from ppdeploy.lab.core import Lab
 from ppdeploy.lab.host import Overlay
 from ppdeploy.lab.inventory import UV_CACHE, WHEELHOUSE, LabInventory
@@ -27,11 +31,14 @@ def tiny_model(*, tied: bool = False) -> Path:
 
     `tied` is one of the same name whose output head is its embedding, so that the first and the last stage need both.
     """
-    folder = cache_dir() / "lab" / "models" / ("tied" if tied else "") / "tiny-llama"
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-            make_tiny_model(Path(work, folder.name), tied=tied).rename(folder)
+    # A changed recipe makes another model, and is not served the one of before.
+    recipe = hashlib.sha256(inspect.getsource(tiny_model_recipe).encode()).hexdigest()[:8]
+    folder = cache_dir() / "lab" / "models" / f"{recipe}{'-tied' if tied else ''}" / "tiny-llama"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone(folder, lambda: None):
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+                make_tiny_model(Path(work, folder.name), tied=tied).rename(folder)
     return folder
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import platform
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,3 +37,21 @@ def test_the_tiny_model_is_the_same_bytes_each_time_and_a_whole_checkpoint(
         assert path.read_bytes() == (second / path.name).read_bytes()
     other = make_tiny_model(tmp_path_factory.mktemp("c"), layers=2, seed=1)
     assert (other / "model.safetensors").read_bytes() != (first / "model.safetensors").read_bytes()
+
+
+def test_a_model_that_two_make_at_once_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ready, "cache_dir", lambda: tmp_path)
+    made: list[Path] = []
+    make = ready.make_tiny_model
+
+    def slowly(folder: Path, **how: Any) -> Path:
+        made.append(folder)
+        time.sleep(0.2)
+        return make(folder, **how)
+
+    monkeypatch.setattr(ready, "make_tiny_model", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda _: ready.tiny_model(), range(2))
+    assert one == two
+    assert len(made) == 1
+    assert ready.tiny_model(tied=True) != one
