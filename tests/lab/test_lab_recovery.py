@@ -33,7 +33,9 @@ def traces(name: str) -> list[str]:
     mountinfo = Path("/proc/self/mountinfo").read_text()
     found = [line for line in mountinfo.splitlines() if name in line]
     for hierarchy in parse_hierarchies(mountinfo):
-        found += map(str, hierarchy.folder.glob(f"**/*{name}*"))
+        # Unlike Path.glob it lets another group go while it looks.
+        for folder, groups, files in os.walk(hierarchy.folder):
+            found += [f"{folder}/{entry}" for entry in (*groups, *files) if name in entry]
     found += map(str, labs_folder().glob(f"{name}*"))
     for process in Path("/proc").glob("[0-9]*"):
         # The process that looks is no trace, nor is the one that started it.

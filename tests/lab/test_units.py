@@ -257,12 +257,19 @@ class Artifacts(Thread):
 
     def run(self) -> None:
         while not self._end.wait(0.02):
-            for path in memory_folder().glob("ppdeploy-run-*/**/*"):
+            for path in self._written():
                 with suppress(OSError):
                     text = path.read_bytes()
                     self.files.add(path.name)
                     if any(word in text for word in self._words):
                         self.found.add(str(path))
+
+    @staticmethod
+    def _written() -> Iterator[Path]:
+        for run in memory_folder().glob("ppdeploy-run-*"):
+            # Unlike Path.glob it lets a folder go while it looks.
+            for folder, _, names in os.walk(run):
+                yield from (Path(folder, name) for name in names)
 
     def __enter__(self) -> Self:
         self.start()
