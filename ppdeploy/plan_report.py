@@ -123,20 +123,31 @@ def advice(pipeline: PipelinePlan) -> Iterator[str]:
     if outlook.requests_to_fill and outlook.requests_to_fill > 1:
         yield f"{outlook.requests_to_fill} requests at once keep all stages busy; fewer leave some of them idle"
     if outlook.best_speeds and outlook.best_batched_tokens:
-        now, best = outlook.speeds[-1], outlook.best_speeds[-1]
-        gain = best.tokens_per_second / now.tokens_per_second
-        tokens = (
-            f"{speed_text(best.tokens_per_second)} instead of {speed_text(now.tokens_per_second)} tokens/s and "
-            if gain >= 1.02
-            else "about the same tokens/s and "
-        )
-        lower = outlook.best_batched_tokens < pipeline.capacity.sequences
-        yield (
-            f"steps of {outlook.best_batched_tokens} tokens (max-num-batched-tokens in ppdeploy_vllm_args, now "
-            f"{pipeline.capacity.batched_tokens}{'; max-num-seqs must be no higher' if lower else ''}) would give "
-            f"{tokens}the first token after {seconds_text(best.ttft_seconds)} instead of "
-            f"{seconds_text(now.ttft_seconds)} at {now.concurrency} users"
-        )
+        yield f"{_steps(pipeline, outlook.best_batched_tokens)} would give {_gained(pipeline, outlook.best_speeds[-1])}"
+    if outlook.overlap_speeds and outlook.overlap_batched_tokens:
+        best = outlook.overlap_speeds[-1]
+        if best.tokens_per_second >= WORTH_SAYING * outlook.speeds[-1].tokens_per_second:
+            steps = ""
+            if outlook.overlap_batched_tokens != pipeline.capacity.batched_tokens:
+                steps = f" and {_steps(pipeline, outlook.overlap_batched_tokens)}"
+            yield f"ppdeploy_handoff: overlap{steps} would give {_gained(pipeline, best)}"
+
+
+def _steps(pipeline: PipelinePlan, tokens: int) -> str:
+    lower = "; max-num-seqs must be no higher" if tokens < pipeline.capacity.sequences else ""
+    now = pipeline.capacity.batched_tokens
+    return f"steps of {tokens} tokens (max-num-batched-tokens in ppdeploy_vllm_args, now {now}{lower})"
+
+
+def _gained(pipeline: PipelinePlan, best: Speed) -> str:
+    now = pipeline.outlook.speeds[-1]
+    tokens = "about the same tokens/s"
+    if best.tokens_per_second >= 1.02 * now.tokens_per_second:
+        tokens = f"{speed_text(best.tokens_per_second)} instead of {speed_text(now.tokens_per_second)} tokens/s"
+    return (
+        f"{tokens} and the first token after {seconds_text(best.ttft_seconds)} instead of "
+        f"{seconds_text(now.ttft_seconds)} at {now.concurrency} users"
+    )
 
 
 @dataclass(frozen=True)

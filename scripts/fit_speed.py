@@ -159,9 +159,9 @@ def fit() -> tuple[Constants, float]:
 
     All constants are positive, so their logarithms are searched; the replay's decisions do not depend on seconds, so
     the errors are smooth in them. `stage_overhead` is not searched: with one model on one kind of GPU it cannot be told
-    apart from the share of the memory bandwidth.
+    apart from the share of the memory bandwidth. Nor is `roofline_exponent`, which these figures say little of.
     """
-    names = [field.name for field in fields(Constants) if field.name != "stage_overhead"]
+    names = [field.name for field in fields(Constants) if field.name not in ("stage_overhead", "roofline_exponent")]
 
     def left_over(logs: Sequence[float]) -> list[float]:
         values = [math.exp(value) for value in logs]

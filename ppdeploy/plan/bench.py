@@ -37,6 +37,7 @@ class Circumstances(Frozen):
     rates_mbit: tuple[int | None, ...] = Field(description="rate of each link between stages; None: inside a host")
     batched_tokens: int = Field(description="max_num_batched_tokens")
     kv_cache_dtype: str
+    handoff: str = Field(default="off", description="mode of ppdeploy_handoff, off where it is idle")
 
 
 class BenchLoad(Frozen):
@@ -107,6 +108,7 @@ def circumstances(pipeline: PipelinePlan) -> Circumstances:
         rates_mbit=tuple(link.rate_mbit for link in pipeline.outlook.links),
         batched_tokens=pipeline.capacity.batched_tokens,
         kv_cache_dtype=pipeline.capacity.kv_cache_dtype,
+        handoff=pipeline.outlook.handoff,
     )
 
 

@@ -190,7 +190,8 @@ def _pipeline(
         latency_seconds=latency_seconds,
         measured=measured,
         dtype=str(wants.vllm_args.get("dtype") or ""),
-        halved=wants.handoff != "off" and not idle,
+        handoff="off" if idle else wants.handoff,
+        overlap_possible=not idle,
         curves=curves,
     )
     environment = Environment(
@@ -353,7 +354,7 @@ def _pipeline(
                 # An apply upgrades it before anything else.
                 if not (finding.id == "driver-cuda13" and finding.host and drivers[finding.host].action == "install")
             ),
-            *handoff_findings(spec.name, wants.handoff, idle, layout.pipeline_parallel_size),
+            *handoff_findings(spec.name, wants.handoff, idle),
             *decision.findings,
             *expected.findings,
             *(

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from ppdeploy.model import ModelShape
 from ppdeploy.plan.decide import Decision
+from ppdeploy.plan.handoff import as_predicted
 from ppdeploy.plan.measured import MeasuredLink, alike, negotiated_mbit, still_true
 from ppdeploy.plan.network import (
     HANDOFF_TENSORS,
@@ -18,7 +19,7 @@ from ppdeploy.plan.network import (
     handoff_bytes,
     rate_label,
 )
-from ppdeploy.plan.outlook import LinkOutlook, LoadPrediction, outlook
+from ppdeploy.plan.outlook import CONCURRENCIES, LinkOutlook, LoadPrediction, best_settings, outlook
 from ppdeploy.plan.serving import Load, Pipeline, Prediction, Settings, predict
 from ppdeploy.plan.speed import StageLoad
 from ppdeploy.plan.types import Capacity, Curve, Fabric, Finding, NetworkCost, Outlook, Speed, StageLink
@@ -71,7 +72,8 @@ def expect(
     latency_seconds: float | None = None,
     measured: Sequence[MeasuredLink] = (),
     dtype: str | None = None,
-    halved: bool = False,
+    handoff: str = "off",
+    overlap_possible: bool = False,
     curves: bool = False,
 ) -> Expected:
     """Return the outlook of a pipeline, the findings on its links, and the model of its speed.
@@ -79,8 +81,9 @@ def expect(
     `fabric` has the NIC of each host. Of a link that is in `measured`, and whose NICs are as they were then, rate and
     latency are those measured; else the rate is the negotiated one, and where a NIC does not say it, no speed is
     predicted. `latency_seconds` is one way between two hosts (None: as measured, else that of a switch), `dtype` the
-    activations' type where the inventory sets one, and `halved` says that the handoff plugin sends the sum of the two
-    tensors (what its overlap gains on top is not predicted). `curves` adds what drawings show, some 40 replays more.
+    activations' type where the inventory sets one, and `handoff` the mode of the handoff plugin, off where it is idle.
+    `overlap_possible` has what its overlap would bring told where it is off. `curves` adds what drawings show, some 40
+    replays more.
     """
     latency = LAN_LATENCY if latency_seconds is None else latency_seconds
     hosts = [row.host for row in decision.memory]
@@ -90,13 +93,14 @@ def expect(
     rounded = alike(link.rate_mbit for link in seen if link)
     prompt, answer = request_tokens(decision.capacity.max_model_len)
     value_bytes = 4 if (dtype or "").startswith("float32") else 2
-    size = handoff_bytes(shape.hidden_size, value_bytes, 1 if halved else HANDOFF_TENSORS)
+    size = handoff_bytes(shape.hidden_size, value_bytes, HANDOFF_TENSORS if handoff == "off" else 1)
     known = Outlook(
         rough=_rough(decision, shape),
         input_tokens=prompt,
         output_tokens=answer,
         latency_seconds=latency,
         handoff_bytes=size,
+        handoff=handoff,
     )
     links = [
         _link(load, pair, rate, latency)
@@ -112,7 +116,11 @@ def expect(
     if not decision.capacity.fits:
         plain = _with(seen, _plain_links(hosts, rates, links, size))
         return Expected(known.model_copy(update={"unknown": "the model does not fit", "links": plain}), (), None)
-    settings = Settings(decision.capacity.batched_tokens, running(decision.capacity, prompt + answer))
+    settings = Settings(
+        decision.capacity.batched_tokens,
+        running(decision.capacity, prompt + answer),
+        **as_predicted(handoff),
+    )
     few = len(joined.stages) <= MOST_COMPARED
     found = outlook(joined, settings, input_tokens=prompt, output_tokens=answer, compare=few)
     told = _with(seen, tuple(_told(link, hosts, rates[link.index]) for link in found.links))
@@ -130,6 +138,8 @@ def expect(
             "curves": _curves(joined, hosts, settings, prompt, answer) if curves and found.predictions else (),
         }
     )
+    if overlap_possible and handoff == "off" and few and outcome.network is not None:
+        outcome = outcome.model_copy(update=_overlapped(joined, settings, prompt, answer))
     model = SpeedModel(joined, settings, prompt, answer) if found.predictions else None
     return Expected(outcome, tuple(_findings(pipeline, told)), model)
 
@@ -252,6 +262,18 @@ def _network_cost(
         faster="" if better is None else rate_label(better),
         faster_tokens_per_second=_round(then),
     )
+
+
+def _overlapped(pipeline: Pipeline, settings: Settings, prompt: int, answer: int) -> dict[str, object]:
+    """Return what the outlook says of the handoff plugin's overlap where it is off: the best size of a step, speeds."""
+    halved = replace(pipeline, handoff_bytes=pipeline.handoff_bytes / HANDOFF_TENSORS)
+    best = best_settings(halved, replace(settings, overlap=True), input_tokens=prompt, output_tokens=answer)
+    return {
+        "overlap_batched_tokens": best.max_num_batched_tokens,
+        "overlap_speeds": tuple(
+            speed_of(users, predict(halved, Load(users, prompt, answer), best)) for users in CONCURRENCIES
+        ),
+    }
 
 
 def _shared(loads: Sequence[StageLoad]) -> tuple[StageLoad, ...]:

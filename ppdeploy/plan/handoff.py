@@ -8,10 +8,11 @@ says so in vLLM's log; the plan tells the same before anything is installed. The
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypedDict
 
 from ppdeploy.plan.types import Finding
 
-RAN: frozenset[tuple[str, str]] = frozenset({("0.26.0", "cuda"), ("0.32.0", "cpu")})
+RAN: frozenset[tuple[str, str]] = frozenset({("0.26.0", "cuda"), ("0.33.0", "cuda"), ("0.32.0", "cpu")})
 """Version of vLLM and device that the plugin works with (`versions.py`)."""
 
 ARCHITECTURES: frozenset[str] = frozenset(
@@ -38,15 +39,21 @@ def why_idle(*, device: str, vllm_version: str, architecture: str, stages: int) 
     return ""
 
 
-def handoff_findings(pipeline: str, mode: str, idle: str, stages: int) -> Iterator[Finding]:
-    """Yield that a mode changes nothing, for the reason `idle` of `why_idle`, or that it does less than it says."""
-    if mode == "off":
-        return
-    if idle:
+class Overlap(TypedDict):
+    """How the speed model takes a mode: fields of `ppdeploy.plan.serving.Settings`."""
+
+    overlap: bool
+    stagger: int | None
+
+
+def as_predicted(mode: str) -> Overlap:
+    """Return what a mode decides of the speed model's settings; that both halve the bytes is no part of these."""
+    name, _, tokens = mode.partition(":")
+    return Overlap(overlap=name == "overlap", stagger=int(tokens) if tokens else None)
+
+
+def handoff_findings(pipeline: str, mode: str, idle: str) -> Iterator[Finding]:
+    """Yield that a mode changes nothing, for the reason `idle` of `why_idle`."""
+    if idle and mode != "off":
         reason, remedy = f"ppdeploy_handoff: {mode} will change nothing: {idle}", "remove ppdeploy_handoff"
-    elif mode.startswith("overlap") and stages > 2:
-        reason = f"ppdeploy_handoff: {mode} is for two stages, and with {stages} it does what lossless does"
-        remedy = "set ppdeploy_handoff: lossless, or leave it"
-    else:
-        return
-    yield Finding(id="handoff-idle", verdict="slow", pipeline=pipeline, reason=reason, remedy=remedy)
+        yield Finding(id="handoff-idle", verdict="slow", pipeline=pipeline, reason=reason, remedy=remedy)

@@ -25,6 +25,9 @@ CONCURRENCIES = (1, 8, 32)
 CHUNKS = (512, 1024, 2048, 4096, 8192, 16384)
 """Values of `max_num_batched_tokens` that are compared."""
 
+SMALL_CHUNKS = (128, 256)
+"""Those that are compared besides where transfers overlap: measured for no other pipeline (docs/handoff.md)."""
+
 TIE = 0.02
 """Throughputs closer than this share are called equal; the model is no better than that."""
 
@@ -181,16 +184,21 @@ def best_settings(
     """Return the settings with the `max_num_batched_tokens` that serves 32 users best.
 
     The most output tokens/s; of those within 2 % of it, the soonest first token; the present value where it ties.
-    vLLM refuses fewer tokens than `max_num_seqs` (`SchedulerConfig.verify_max_model_len`).
+    vLLM refuses fewer tokens than `max_num_seqs` (`SchedulerConfig.verify_max_model_len`): such a size comes with fewer
+    requests where transfers overlap, and is left out elsewhere.
     """
     load = Load(CONCURRENCIES[-1], input_tokens, output_tokens)
-    chunks = sorted({settings.max_num_batched_tokens, *(c for c in CHUNKS if c >= settings.max_num_seqs)})
-    found = {chunk: predict(pipeline, load, replace(settings, max_num_batched_tokens=chunk)) for chunk in chunks}
+    others = (*SMALL_CHUNKS, *CHUNKS) if settings.overlap else (c for c in CHUNKS if c >= settings.max_num_seqs)
+    tried = {
+        chunk: replace(settings, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, settings.max_num_seqs))
+        for chunk in sorted({settings.max_num_batched_tokens, *others})
+    }
+    found = {chunk: predict(pipeline, load, one) for chunk, one in tried.items()}
     most = max(prediction.out_tokens_per_second for prediction in found.values())
     good = {c: p for c, p in found.items() if p.out_tokens_per_second >= most * (1 - TIE)}
     present = settings.max_num_batched_tokens
     chunk = min(good, key=lambda c: (good[c].ttft_s, c != present, c))
-    return replace(settings, max_num_batched_tokens=chunk)
+    return tried[chunk]
 
 
 # ---- links

@@ -17,6 +17,10 @@ a transfer starts when the sender has computed and the receiver is done with its
 transfers are not hidden behind computation. A step whose requests decode waits for the tokens that the last stage
 sampled PP steps earlier.
 
+With `overlap` of the handoff plugin (ppdeploy_handoff: worker.py, sends.py, stagger.py) a link works beside its stages:
+a transfer starts when the sender has computed and the link is free, the sender goes on at once (at most two sends
+behind), and with two stages the requests of a large step come back a step later.
+
 Which request is in which step never depends on seconds, only on the count of steps. So a faster link or GPU changes
 no decision, and can only make each step end earlier: predictions are monotone.
 """
@@ -74,6 +78,17 @@ class Settings:
 
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
+    overlap: bool = False
+    """Whether the handoff plugin lets transfers and computing overlap."""
+    stagger: int | None = None
+    """With `overlap`, the tokens of a step from which on its requests come back one step later; 0 for never, None for
+    what the plugin chooses."""
+
+    def limit(self) -> int:
+        """Return the stagger in tokens, 0 where there is none (`Settings.limit` of ppdeploy_handoff's settings.py)."""
+        if not self.overlap:
+            return 0
+        return min(512, self.max_num_batched_tokens // 2) if self.stagger is None else self.stagger
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,8 @@ class _Step:
     decode: int = 0
     sampled: list[_Request] = field(default_factory=list)
     """The requests that get a token from it."""
+    back: int = 0
+    """The step from which on these may take part in another."""
     only_new: bool = True
     """No request of it was running before, so the step waits for the requests themselves."""
     sent: float = 0.0
@@ -167,14 +184,21 @@ def return_seconds(pipeline: Pipeline) -> float:
     return 2 * max((link.latency_s for link in pipeline.links), default=0.0)
 
 
+SENDS_BEHIND = 2
+"""Sends that the handoff plugin lets go on behind the newest (`DEPTH` in its sends.py)."""
+
+
 class _Timing:
     """The stages' clocks: when each is free for its next step."""
 
-    def __init__(self, pipeline: Pipeline, load: Load) -> None:
+    def __init__(self, pipeline: Pipeline, load: Load, *, overlap: bool = False) -> None:
         self.pipeline = pipeline
+        self.overlap = overlap
         self.context = load.input_tokens + load.output_tokens / 2
         self.prefill_context = load.input_tokens / 2
         self.free = [0.0] * len(pipeline.stages)
+        self.sends = [deque([0.0] * SENDS_BEHIND, SENDS_BEHIND) for _ in pipeline.links]
+        """When the last sends over each link ended, oldest first."""
         self.tokens_back = return_seconds(pipeline)
         self._known: dict[tuple[int, int], tuple[list[tuple[float, float]], float]] = {}
 
@@ -202,11 +226,28 @@ class _Timing:
         now = max(earliest, free[0])
         for index, (compute, transfer) in enumerate(handoffs):
             now += compute
-            receiver = free[index + 1]
-            now = max(receiver, now) + transfer
-            free[index] = now
+            if self.overlap:
+                sends = self.sends[index]
+                # The stage goes on when its send before the last one has ended; the link, when the last one has.
+                free[index] = max(now, sends[0])
+                now = max(now, sends[-1]) + transfer
+                sends.append(now)
+                now = max(now, free[index + 1])
+            else:
+                now = max(now, free[index + 1]) + transfer
+                free[index] = now
         free[-1] = now + last
         return free[-1]
+
+    def clocks(self) -> list[float]:
+        """Return all that `run` goes by."""
+        sends = (end for sends in self.sends for end in sends) if self.overlap else ()
+        return [*self.free, *sends]
+
+    def go_on(self, seconds: float) -> None:
+        """Put all clocks forward."""
+        self.free = [time + seconds for time in self.free]
+        self.sends = [deque((end + seconds for end in sends), SENDS_BEHIND) for sends in self.sends]
 
 
 def predict(pipeline: Pipeline, load: Load, settings: Settings | None = None) -> Prediction:
@@ -231,24 +272,28 @@ class _Replay:
         self.chunk = max(1, settings.max_num_batched_tokens)
         self.most = max(1, settings.max_num_seqs // self.bundle)
         self.api_latency = pipeline.constants.api_latency
-        self.timing = _Timing(pipeline, Load(concurrency, max(1, load.input_tokens), self.output))
+        timed = Load(concurrency, max(1, load.input_tokens), self.output)
+        self.timing = _Timing(pipeline, timed, overlap=settings.overlap)
+        self.staggered = settings.limit() if self.depth == 2 else 0
+        """Tokens of a step from which on its requests wait one step more; 0: never."""
+        self.ahead = self.depth + 2 + (self.staggered > 0)
         self.running: list[_Request] = []
         self.arriving: deque[_Request] = deque()
         self.waiting: deque[_Request] = deque()
         self.sampled: deque[tuple[int, float]] = deque()
-        """Steps that sampled tokens, with the time: those whose tokens no step has waited for yet."""
+        """(Step whose requests may go on, time of the tokens): those that no step has waited for yet."""
         self.ttft: list[float] = []
         self.tpot: list[float] = []
         self.end = 0.0
         self.marks: list[_Mark] = []
         for _ in range(math.ceil(concurrency / self.bundle)):
-            self._send(0.0, -self.depth - 2)
+            self._send(0.0, -self.ahead)
 
     def result(self) -> Prediction:
         """Run all steps."""
         step = 0
         while len(self.tpot) < self.total:
-            while self.arriving and self.arriving[0].sent_step + self.depth + 2 <= step:
+            while self.arriving and self.arriving[0].sent_step + self.ahead <= step:
                 self.waiting.append(self.arriving.popleft())
             formed = self._schedule(step)
             if formed.prefill + formed.decode:
@@ -277,43 +322,45 @@ class _Replay:
                 break
             if request.prompt > 0:
                 formed.only_new = False
-                budget -= self._prefill(request, budget, step, formed)
+                budget -= self._prefill(request, budget, formed)
             elif request.next_decode <= step and request.output > 0:
                 formed.only_new = False
                 tokens = min(self.bundle, budget)
                 formed.decode += tokens
                 budget -= tokens
-                self._sample(request, step, formed)
+                self._sample(request, formed)
         while self.waiting and budget > 0 and len(self.running) < self.most:
             self.marks.clear()
             request = self.waiting.popleft()
             self.running.append(request)
             formed.sent = request.sent
-            budget -= self._prefill(request, budget, step, formed)
+            budget -= self._prefill(request, budget, formed)
+        formed.back = step + self.depth + (0 < self.staggered <= formed.prefill + formed.decode)
+        for request in formed.sampled:
+            request.next_decode = formed.back
         return formed
 
-    def _prefill(self, request: _Request, budget: int, step: int, formed: _Step) -> int:
+    def _prefill(self, request: _Request, budget: int, formed: _Step) -> int:
         tokens = min(request.prompt, budget)
         request.prompt -= tokens
         formed.prefill += tokens
         if request.prompt == 0:
-            self._sample(request, step, formed)
+            self._sample(request, formed)
         return tokens
 
-    def _sample(self, request: _Request, step: int, formed: _Step) -> None:
+    def _sample(self, request: _Request, formed: _Step) -> None:
         request.output -= 1
-        request.next_decode = step + self.depth
         formed.sampled.append(request)
 
     def _execute(self, step: int, formed: _Step) -> None:
         earliest = 0.0
-        while self.sampled and self.sampled[0][0] <= step - self.depth:
+        while self.sampled and self.sampled[0][0] <= step:
             earliest = self.sampled.popleft()[1] + self.timing.tokens_back
         if formed.only_new:
             earliest = max(earliest, formed.sent + self.api_latency)
         now = self.timing.run(formed.prefill, formed.decode, earliest)
         if formed.sampled:
-            self.sampled.append((step, now))
+            self.sampled.append((formed.back, now))
         for request in formed.sampled:
             if math.isnan(request.first):
                 self.marks.clear()
@@ -337,7 +384,7 @@ class _Replay:
         if self.arriving:
             self.marks.clear()
             return step
-        clocks = [*self.timing.free, *(time for _, time in self.sampled)]
+        clocks = [*self.timing.clocks(), *(time for _, time in self.sampled)]
         self.marks.append(_Mark(clocks, [(r.prompt, r.output, max(0, r.next_decode - step)) for r in self.running]))
         if len(self.marks) < 3:
             return step
@@ -352,7 +399,7 @@ class _Replay:
             request.prompt -= rounds * (before[0] - after[0])
             request.output -= rounds * (before[1] - after[1])
             request.next_decode += rounds * self.depth
-        self.timing.free = [time + rounds * shift for time in self.timing.free]
+        self.timing.go_on(rounds * shift)
         self.sampled = deque((at + rounds * self.depth, time + rounds * shift) for at, time in self.sampled)
         self.marks.clear()
         return step + rounds * self.depth

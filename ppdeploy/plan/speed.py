@@ -1,7 +1,7 @@
 """How long a stage takes for a step: the roofline of its GPUs, with the shares of it that vLLM reaches.
 
-A step takes the longer of what its matrix products compute and what it reads from memory, plus a fixed overhead and, in
-a TP group, its all-reduces. `CONSTANTS` are fitted to the 24 figures of docs/speed.md by
+A step takes what its matrix products compute and what it reads from memory, which hide each other in part, plus a fixed
+overhead and, in a TP group, its all-reduces. `CONSTANTS` are fitted to the 24 figures of docs/speed.md by
 
     python3 scripts/fit_speed.py --fit
 
@@ -35,12 +35,15 @@ class Constants:
 
     compute_efficiency: float = 0.711
     """Share of the tensor cores' rate in a prefill."""
-    memory_efficiency: float = 0.758
+    memory_efficiency: float = 0.760
     """Share of the memory bandwidth in a decode step."""
     stage_overhead: float = 0.0005
     """Seconds of each step on each stage that are neither: launches, sampling, messages between processes. Set, not
     fitted: with one model on one kind of GPU it cannot be told apart from `memory_efficiency`."""
-    api_latency: float = 0.0131
+    roofline_exponent: float = 1.5
+    """How computing and reading add up to a step: as the norm of this exponent, where 1 would be one after the other
+    and infinity the longer of the two. Set, not fitted: only steps of 128 to 512 tokens tell (docs/speed.md)."""
+    api_latency: float = 0.0086
     """Seconds that a request spends outside the stages: HTTP, tokenizer, scheduler, detokenizer, client."""
 
 
@@ -108,7 +111,7 @@ def stage_seconds(
 
     The step has `prefill_tokens` tokens of prompts and one token of each of `decode_sequences` sequences, which have
     `context` tokens in the cache on average; a prompt's token has `prefill_context` tokens before it on average (half
-    of `prefill_tokens` unless given). The larger of compute and memory, plus what comes on top of either.
+    of `prefill_tokens` unless given). Compute and memory in their norm, plus what comes on top of either.
     """
     tokens = prefill_tokens + decode_sequences
     if tokens <= 0:
@@ -121,7 +124,8 @@ def stage_seconds(
     flops += load.attention_flops * (prefill_tokens * before + decode_sequences * context)
     compute = flops / (compute_rate(load.gpu, load.compute) * load.gpus * constants.compute_efficiency)
     fixed = constants.stage_overhead + (EXPERT_LAYER_SECONDS * load.layers if load.experts else 0.0)
-    return max(memory, compute) + fixed + reduce_seconds(load, tokens)
+    norm = constants.roofline_exponent
+    return (memory**norm + compute**norm) ** (1 / norm) + fixed + reduce_seconds(load, tokens)
 
 
 def reduce_seconds(load: StageLoad, tokens: float) -> float:

@@ -242,6 +242,15 @@ class Outlook(Frozen):
         default=None, description="max_num_batched_tokens that serves 32 users best; None: not compared"
     )
     best_speeds: tuple[Speed, ...] = Field(default=(), description="with that value, where it is another")
+    handoff: str = Field(
+        default="off", description="the mode of ppdeploy_handoff that is predicted for; off: it is idle"
+    )
+    overlap_batched_tokens: int | None = Field(
+        default=None, description="max_num_batched_tokens that would serve best with ppdeploy_handoff: overlap"
+    )
+    overlap_speeds: tuple[Speed, ...] = Field(
+        default=(), description="with both, where the plugin knows the pipeline and is off"
+    )
     curves: tuple[Curve, ...] = Field(default=(), description="for drawings, where they were asked for")
     refinement: Refinement | None = Field(
         default=None, description="by the cluster's own benchmarks; None: there is none that fits this plan"

@@ -20,10 +20,11 @@ from ppdeploy_handoff.stagger import Due, delay, possible
         ("overlap:512", 511, False, 2),
         ("overlap:512", 512, False, 3),
         ("overlap:512", 8, True, 3),
+        ("overlap", 512, False, 3),
     ],
 )
 def test_delay(mode: str, tokens: int, structured: bool, steps: int) -> None:
-    assert delay(parse(mode), 2, tokens, structured) == steps
+    assert delay(parse(mode), 2, tokens, 8192, structured) == steps
 
 
 def run(delays: list[int], steps: int) -> list[list[str]]:

@@ -100,10 +100,8 @@ def test_where_it_stays_out_it_says_so(made: dict[str, Any], reason: str, caplog
     assert reason in record.getMessage()
 
 
-def test_more_than_two_stages_get_the_sum_but_no_overlap(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        assert handoff("overlap", stages=3).mode is Mode.LOSSLESS
-    assert "overlap is for two stages" in caplog.text
+def test_more_than_two_stages_do_not_wait_for_their_sends_either() -> None:
+    assert handoff("overlap", stages=3).mode is Mode.OVERLAP
 
 
 def test_a_stamp_changes_the_mode_of_a_batch() -> None:
@@ -131,6 +129,7 @@ def test_counters_of_all_processes_of_a_node_add_up(tmp_path: Any) -> None:
 def test_the_scheduler_lets_requests_of_a_large_batch_wait_one_step_more() -> None:
     class Scheduler:
         parallel_config = SimpleNamespace(pipeline_parallel_size=2)
+        max_num_scheduled_tokens = 1024
         _ppdeploy_possible = True
 
         def __init__(self) -> None:
@@ -142,7 +141,7 @@ def test_the_scheduler_lets_requests_of_a_large_batch_wait_one_step_more() -> No
         def _update_after_schedule(self, output: Any) -> None:
             self.requests["decoding"].next_decode_eligible_step = 10 + 2
 
-    stagger._change_scheduler(stagger.Now(parse("overlap:512")), Counters(None), Scheduler)
+    stagger._change_scheduler(stagger.Now(parse("overlap")), Counters(None), Scheduler)
     for tokens, step, stamped in ((600, 13, 3), (100, 12, None)):
         scheduler = Scheduler()
         output = SimpleNamespace(

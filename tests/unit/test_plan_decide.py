@@ -67,8 +67,8 @@ def test_equal_nodes_keep_vllms_split_and_no_partition_is_written() -> None:
 
 
 def test_a_large_vocabulary_takes_a_layer_from_the_last_stage() -> None:
-    # The head of 152 thousand tokens weighs as much as 1.6 layers, and every step reads it.
-    assert plan(cluster("RTX 4090", "RTX 4090")).partition == (17, 15)
+    # The head of 256 thousand tokens weighs as much as 2.7 layers, and every step reads it.
+    assert plan(cluster("RTX 4090", "RTX 4090"), dense(32, vocab_size=256000)).partition == (17, 15)
 
 
 def test_the_node_with_more_memory_takes_more_layers_for_context() -> None:
@@ -262,7 +262,7 @@ def test_unlike_gpus_are_told_one_batch() -> None:
 @pytest.mark.parametrize(
     ("goal", "words"),
     [
-        ("throughput", "the slowest stage takes 67 % less time"),
+        ("throughput", "the slowest stage takes 65 % less time"),
         ("context", "there is 48 % more room for the KV cache"),
         ("latency", "one request alone takes 57 % less time"),
     ],

@@ -10,12 +10,15 @@ import pytest
 
 from ppdeploy import locks
 from ppdeploy.paths import data_root
-from ppdeploy.plan.handoff import ARCHITECTURES, RAN, handoff_findings, why_idle
+from ppdeploy.plan.handoff import ARCHITECTURES, RAN, as_predicted, handoff_findings, why_idle
+from ppdeploy.plan.outlook import best_settings
 from ppdeploy.plan.serving import Load, Settings, predict
 from ppdeploy.render import release_json
 from scripts import fit_speed
 from tests.factories import make_cluster
 from tests.factories_plan import make_pipeline
+
+PIPELINES = {link: fit_speed.pipeline(link) for link in fit_speed.LINKS}
 
 
 def findings(mode: str, **about: Any) -> list[str]:
@@ -27,22 +30,21 @@ def findings(mode: str, **about: Any) -> list[str]:
         "stages": 2,
         **about,
     }
-    return [found.reason for found in handoff_findings("chat", mode, why_idle(**usual), usual["stages"])]
+    return [found.reason for found in handoff_findings("chat", mode, why_idle(**usual))]
 
 
 def test_nothing_is_said_where_it_works_or_is_off() -> None:
     assert findings("lossless") == findings("overlap:64") == findings("off", stages=1) == []
-    assert findings("lossless", stages=3) == []
+    assert findings("lossless", stages=3) == findings("overlap", stages=4) == []
 
 
 @pytest.mark.parametrize(
     ("about", "reason"),
     [
         ({"stages": 1}, "overlap will change nothing: there is one stage, so nothing is handed on"),
-        ({"vllm_version": "0.33.0"}, "was not tested with vLLM 0.33.0 on cuda (tested: 0.26.0 on cuda"),
+        ({"vllm_version": "0.34.0"}, "was not tested with vLLM 0.34.0 on cuda (tested: 0.26.0 on cuda"),
         ({"device": "cpu"}, "was not tested with vLLM 0.26.0 on cpu"),
         ({"architecture": "DeepseekV3ForCausalLM"}, "does not know the layers of DeepseekV3ForCausalLM"),
-        ({"stages": 4}, "overlap is for two stages, and with 4 it does what lossless does"),
     ],
 )
 def test_what_it_will_not_do_is_a_finding(about: dict[str, Any], reason: str) -> None:
@@ -86,17 +88,95 @@ def test_the_plan_reckons_with_half_the_bytes_where_the_plugin_works(monkeypatch
     assert found == {"off": idle["off"], "lossless": idle["off"] // 2, "overlap": idle["off"] // 2}
 
 
-@pytest.mark.parametrize(
-    ("mode", "chunk", "measured"),
-    # docs/measured.md, "The handoff plugin": 1 Gbit/s, 32 users, 1024/128, 64 prompts: tok/s in all, TTFT, TPOT in ms.
-    [("off", 2048, (3962, 2021, 57)), ("lossless", 2048, (5858, 1151, 40.1))],
+#: docs/measured.md, "The handoff plugin": link, users, prompt, answer, requests, chunk, mode, and what was measured:
+#: tok/s of prompts and answers, and median TTFT and TPOT in ms where they were written down (0: not).
+MEASURED = (
+    ("1 Gbit", 32, 1024, 128, 96, 2048, "off", (4002, 2020, 58)),
+    ("1 Gbit", 32, 1024, 128, 96, 512, "off", (4478, 577, 58.1)),
+    ("1 Gbit", 32, 1024, 128, 64, 2048, "lossless", (5858, 1151, 40.1)),
+    ("1 Gbit", 32, 1024, 128, 64, 2048, "overlap:0", (6500, 927, 37)),
+    ("1 Gbit", 32, 1024, 128, 96, 2048, "overlap", (6680, 1438, 31.9)),
+    ("1 Gbit", 32, 1024, 128, 96, 1024, "overlap", (6819, 960, 34.8)),
+    ("1 Gbit", 32, 1024, 128, 96, 512, "overlap", (7056, 397, 36.8)),
+    ("1 Gbit", 32, 1024, 128, 96, 256, "overlap", (7508, 307, 34.2)),
+    ("1 Gbit", 32, 1024, 128, 96, 192, "overlap", (7720, 266, 32.8)),
+    ("1 Gbit", 32, 1024, 128, 96, 128, "overlap", (8033, 257, 30.1)),
+    ("unshaped", 32, 1024, 128, 96, 2048, "off", (8655, 541, 28.8)),
+    ("unshaped", 32, 1024, 128, 96, 512, "off", (8940, 0, 0)),
+    ("unshaped", 32, 1024, 128, 96, 512, "overlap", (8872, 0, 0)),
+    ("unshaped", 32, 1024, 128, 64, 2048, "overlap", (8640, 0, 0)),
+    ("2.5 Gbit", 32, 1024, 128, 96, 2048, "off", (6074, 1178, 38.1)),
+    ("2.5 Gbit", 32, 1024, 128, 96, 512, "off", (6856, 318, 37.7)),
+    ("2.5 Gbit", 32, 1024, 128, 64, 2048, "overlap", (8350, 0, 0)),
+    ("2.5 Gbit", 32, 1024, 128, 96, 512, "overlap", (8272, 316, 31.5)),
+    ("2.5 Gbit", 32, 1024, 128, 96, 256, "overlap", (7503, 0, 0)),
+    ("10 Gbit", 32, 1024, 128, 64, 2048, "off", (8123, 0, 0)),
+    ("10 Gbit", 32, 1024, 128, 64, 2048, "overlap", (8568, 0, 0)),
+    ("10 Gbit", 32, 1024, 128, 64, 512, "overlap", (8684, 0, 0)),
+    ("1 Gbit", 8, 1024, 128, 24, 2048, "off", (2226, 1033, 0)),
+    ("1 Gbit", 8, 1024, 128, 24, 512, "overlap", (2978, 378, 0)),
+    ("1 Gbit", 1, 1024, 128, 3, 2048, "off", (459, 274, 17.6)),
+    ("1 Gbit", 1, 1024, 128, 3, 512, "overlap", (484, 146, 17.58)),
+    ("1 Gbit", 4, 6000, 64, 8, 2048, "off", (3892, 2782, 0)),
+    ("1 Gbit", 4, 6000, 64, 8, 256, "overlap", (7827, 763, 0)),
 )
-def test_the_speed_model_meets_what_was_measured_with_half_the_bytes(
-    mode: str, chunk: int, measured: tuple[float, float, float]
-) -> None:
-    pipeline = fit_speed.pipeline("1 Gbit")
-    if mode == "lossless":
+
+
+def said(link: str, load: Load, chunk: int, mode: str) -> tuple[float, float, float]:
+    """Return what the speed model says: tok/s of prompts and answers, and median TTFT and TPOT in ms."""
+    pipeline = fit_speed.pipeline(link)
+    if mode != "off":
         pipeline = replace(pipeline, handoff_bytes=pipeline.handoff_bytes / 2)
-    says = predict(pipeline, Load(32, 1024, 128, 64), Settings(chunk, 1024))
-    predicted = (says.out_tokens_per_second * (1024 + 128) / 128, 1e3 * says.ttft_s, 1e3 * says.tpot_s)
-    assert predicted == pytest.approx(measured, rel=0.15)
+    says = predict(pipeline, load, Settings(chunk, 1024, **as_predicted(mode)))
+    tokens = (load.input_tokens + load.output_tokens) / load.output_tokens
+    return says.out_tokens_per_second * tokens, 1e3 * says.ttft_s, 1e3 * says.tpot_s
+
+
+@pytest.mark.parametrize(("link", "users", "prompt", "answer", "requests", "chunk", "mode", "measured"), MEASURED)
+def test_the_speed_model_meets_what_was_measured_with_the_plugin(
+    link: str, users: int, prompt: int, answer: int, requests: int, chunk: int, mode: str, measured: tuple[float, ...]
+) -> None:
+    told = said(link, Load(users, prompt, answer, requests), chunk, mode)
+    # Nothing was fitted to these runs.
+    assert told[0] == pytest.approx(measured[0], rel=0.2)
+    for predicted, seen in zip(told[1:], measured[1:], strict=True):
+        assert not seen or predicted == pytest.approx(seen, rel=0.25)
+
+
+def test_a_model_in_which_transfers_are_not_hidden_misses_what_was_measured() -> None:
+    # The proof can fail: with half the bytes alone, small steps would be no faster.
+    assert said("1 Gbit", Load(32, 1024, 128, 96), 128, "lossless")[0] < 0.75 * 8033
+
+
+def test_the_best_step_is_the_one_that_was_measured_best() -> None:
+    halved = {link: replace(one, handoff_bytes=one.handoff_bytes / 2) for link, one in PIPELINES.items()}
+    plain = Settings(2048, 1024)
+    best = {link: best_settings(one, replace(plain, overlap=True)) for link, one in halved.items()}
+    # 128 was 7 % faster than 256; by the model they are equal.
+    assert best["1 Gbit"].max_num_batched_tokens in (128, 256)
+    assert best["1 Gbit"].max_num_seqs == best["1 Gbit"].max_num_batched_tokens
+    assert best["2.5 Gbit"].max_num_batched_tokens == 512
+    # Where nothing overlaps, no small step was ever measured, so none is offered.
+    assert min(best_settings(one, plain).max_num_batched_tokens for one in PIPELINES.values()) >= 1024
+
+
+def test_more_stages_overlap_too_but_keep_their_rhythm() -> None:
+    two = fit_speed.pipeline("1 Gbit")
+    three = replace(two, stages=(two.stages[0], *two.stages), links=two.links * 2, handoff_bytes=two.handoff_bytes / 2)
+    load = Load(32, 1024, 128, 64)
+    plain, overlapped, staggered = (
+        predict(three, load, Settings(2048, 1024, **as_predicted(mode))).out_tokens_per_second
+        for mode in ("lossless", "overlap", "overlap:64")
+    )
+    assert overlapped == staggered > 1.05 * plain
+
+
+def test_what_overlap_would_bring_is_told_where_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = make_cluster(2)
+    monkeypatch.setattr("ppdeploy.plan.handoff.RAN", frozenset())
+    assert make_pipeline(facts=facts).outlook.overlap_speeds == ()
+    monkeypatch.setattr("ppdeploy.plan.handoff.RAN", frozenset({(locks.default_version("cpu"), "cpu")}))
+    off, on = make_pipeline(facts=facts), make_pipeline(facts=facts, handoff="overlap")
+    assert (off.outlook.handoff, on.outlook.handoff) == ("off", "overlap")
+    assert on.outlook.overlap_speeds == ()
+    assert [speed.concurrency for speed in off.outlook.overlap_speeds] == [1, 8, 32]

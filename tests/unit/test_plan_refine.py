@@ -51,7 +51,7 @@ def test_the_fit_finds_known_factors_and_predicts_what_was_measured(factors: Fac
     # Seconds of a step and share of the bandwidth are hardly told apart by one model: the latter takes nearly all.
     for name in ("compute", "memory", "link"):
         assert getattr(found, name) == pytest.approx(getattr(factors, name), rel=0.05), (name, found)
-    assert found.request == pytest.approx(factors.request, rel=0.15)
+    assert found.request == pytest.approx(factors.request, rel=0.2)
     for one in measured:
         again = predict(refined(pipeline, found), one.load, SETTINGS)
         assert astuple(again) == pytest.approx(astuple(one.speed), rel=0.02)

@@ -11,8 +11,9 @@ STAGGER = "PPDEPLOY_HANDOFF_STAGGER"
 SWITCH = "PPDEPLOY_HANDOFF_SWITCH"
 COUNTERS = "PPDEPLOY_HANDOFF_COUNTERS"
 # From this many tokens in a batch on, its requests wait one step more for their next token: below it the handoff is
-# so short that a deeper pipeline would only make decoding slower (docs/handoff.md has the measurement).
-DEFAULT_STAGGER = 512
+# so short that a deeper pipeline would only make decoding slower (docs/handoff.md has the measurement). Where batches
+# are small by themselves, half of the most that they may hold.
+MOST_STAGGER = 512
 
 
 class Mode(enum.Enum):
@@ -25,15 +26,20 @@ class Mode(enum.Enum):
 
 @dataclass(frozen=True)
 class Settings:
-    """mode: see `Mode`. stagger: tokens in a batch from which on a handoff counts as a stage of its own; 0 never.
-    switch: a file that holds the mode, read again whenever no batch is in flight (for measuring only), or empty."""
+    """mode: see `Mode`. stagger: tokens in a batch from which on a handoff counts as a stage of its own; 0 never, None
+    as fits the most tokens of a batch (`limit`). switch: a file that holds the mode, read again whenever no batch is in
+    flight (for measuring only), or empty."""
 
     mode: Mode = Mode.OFF
-    stagger: int = DEFAULT_STAGGER
+    stagger: int | None = None
     switch: str = ""
 
+    def limit(self, most: int) -> int:
+        """Tokens in a batch from which on a handoff counts as a stage of its own, where a batch has `most` at most."""
+        return min(MOST_STAGGER, most // 2) if self.stagger is None else self.stagger
 
-def parse(text: str, stagger: int = DEFAULT_STAGGER) -> Settings:
+
+def parse(text: str, stagger: int | None = None) -> Settings:
     """Settings of `off`, `lossless`, `overlap` or `overlap:TOKENS` (the stagger, 0 for none).
 
     ValueError names what was given and what is possible.
@@ -43,7 +49,7 @@ def parse(text: str, stagger: int = DEFAULT_STAGGER) -> Settings:
         mode = Mode(word)
         if colon:
             stagger = int(tokens)
-        if stagger < 0 or (colon and mode is not Mode.OVERLAP):
+        if (stagger or 0) < 0 or (colon and mode is not Mode.OVERLAP):
             raise ValueError
     except ValueError:
         raise ValueError(f"{text.strip()!r} is no handoff mode: off, lossless, overlap or overlap:TOKENS") from None
@@ -53,7 +59,7 @@ def parse(text: str, stagger: int = DEFAULT_STAGGER) -> Settings:
 def from_env(env: Mapping[str, str]) -> Settings:
     """The settings in `env`; a bad value raises ValueError with the variable's name."""
     try:
-        stagger = int(env.get(STAGGER) or DEFAULT_STAGGER)
+        stagger = int(env[STAGGER]) if env.get(STAGGER) else None
     except ValueError:
         raise ValueError(f"{STAGGER}={env[STAGGER]!r} is no number of tokens") from None
     try:

@@ -48,11 +48,12 @@ def _possible_here(holder: Any) -> bool:
     return found
 
 
-def delay(settings: Settings, stages: int, tokens: int, structured: bool) -> int:
-    """Steps until the requests of a batch of `tokens` tokens may take part in another one."""
-    if settings.mode is not Mode.OVERLAP or settings.stagger == 0:
+def delay(settings: Settings, stages: int, tokens: int, most: int, structured: bool) -> int:
+    """Steps until the requests of a batch of `tokens` tokens, of `most` at most, may take part in another one."""
+    limit = settings.limit(most)
+    if settings.mode is not Mode.OVERLAP or limit == 0:
         return stages
-    return stages + 1 if structured or tokens >= settings.stagger else stages
+    return stages + 1 if structured or tokens >= limit else stages
 
 
 class Due:
@@ -124,7 +125,8 @@ def _change_scheduler(now: Now, counters: Counters, scheduler: Any) -> None:
             return
         stages = self.parallel_config.pipeline_parallel_size
         tokens = scheduler_output.total_num_scheduled_tokens
-        wanted = delay(now.settings, stages, tokens, scheduler_output.has_structured_output_requests)
+        structured = scheduler_output.has_structured_output_requests
+        wanted = delay(now.settings, stages, tokens, self.max_num_scheduled_tokens, structured)
         if wanted == stages:
             return
         counters.add("staggered")

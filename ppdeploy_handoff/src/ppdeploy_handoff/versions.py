@@ -2,9 +2,7 @@
 stable interface, so anywhere else it does nothing and says so.
 
 To allow another one: `measure/compare.py` says what changed at each replaced place (`places.py` holds what was read),
-a line below switches it on, and `measure/proof.sh` is the proof that the line may stay. 0.33.0 on GPUs was read and
-differs at no place in a way that matters, but the proof did not run with it, so it is not here; its line would be
-`("0.33.0", "cuda"): "WHERE IT RAN",`.
+a line below switches it on, and `measure/proof.sh` is the proof that the line may stay.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 # (version, device type as torch names it) -> where it ran with this plugin
 TESTED: dict[tuple[str, str], str] = {
     ("0.26.0", "cuda"): "two GPUs over a shaped link, Model Runner V2",
+    ("0.33.0", "cuda"): "two and three stages that share one GPU, over a shaped link, Model Runners V1 and V2",
     ("0.32.0", "cpu"): "two and three ranks in network namespaces over gloo, Model Runner V1",
 }
 

@@ -52,17 +52,12 @@ class Handoff:
         elif parallel.distributed_executor_backend == "external_launcher":
             reason = "the external launcher sends its tensors in another way"
         self.ceiling = Mode.OFF if reason else Mode.OVERLAP
-        if not reason and stages > 2:
-            # No machine with three GPUs in three namespaces was at hand: the order of sends and receives of a middle
-            # stage, which uses both, is not measured.
-            self.ceiling = Mode.LOSSLESS
         self.mode = self._capped(self._settings.mode)
         if reason:
             log.warning("ppdeploy_handoff: handoffs stay as vLLM sends them: %s", reason)
         else:
-            capped = "" if self.mode is self._settings.mode else f" ({self._settings.mode.value} is for two stages)"
             assert norm is not None
-            log.info("ppdeploy_handoff: %s%s for %s (%s)", self.mode.value, capped, model, norm.value)
+            log.info("ppdeploy_handoff: %s for %s (%s)", self.mode.value, model, norm.value)
 
     def begin(self, scheduler_output: Any) -> None:
         """A batch starts in this worker."""
