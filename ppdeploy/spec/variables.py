@@ -611,9 +611,9 @@ class PipelineVars(Frozen):
         default=(),
     )
     system_packages: Literal["archives", "bundle", "none"] | None = _var(
-        "Where what vLLM needs of a node's system comes from when it is not there (Python, its headers, a C compiler, "
-        "libnuma): the archives that the node's package manager knows, the bundle in ppdeploy_wheelhouse (made with "
-        "--packages), or none: then it is named.",
+        "Where what vLLM and an encrypted fabric need of a node's system comes from when it is not there (Python, its "
+        "headers, a C compiler, libnuma, wireguard-tools): the archives that the node's package manager knows, the "
+        "bundle in ppdeploy_wheelhouse (made with --packages), or none: then it is named.",
         must="archives, bundle or none",
         scope="pipeline",
         unset="archives; none with ppdeploy_wheelhouse",
