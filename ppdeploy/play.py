@@ -657,6 +657,7 @@ def driver_slice(spec: PipelineSpec, plan: DriverPlan, facts: NodeFacts) -> dict
         "key_file": KEYS[plan.manager] if plan.manager else "",
         "lock_timeout": spec.vars.package_lock_timeout,
         "unit": unit_name(spec.name),
+        **way_out(spec.vars),
     }
 
 
@@ -711,8 +712,8 @@ def venv_slice(spec: PipelineSpec, pipeline: PipelinePlan, node: NodePlan, facts
     # From archives each role installs its own.
     roles = {"model_store", *(["gateway"] if node.gateway else []), *(["firewall"] if node.firewall else [])}
     of_roles = packages_of_roles(roles, facts.tools) if source == "bundle" else ()
-    if spec.wheelhouse_path and (node.work.install_venv or of_roles) and not wants.wheelhouse_on_nodes:
     of_roles += packages_first(wants, node, facts)
+    if spec.wheelhouse_path and (node.work.install_venv or of_roles) and not wants.wheelhouse_on_nodes:
         # Before any node is touched, and in words that say what the bundle is for.
         bundle = open_bundle(spec.wheelhouse_path)
         bundle.lock(lock.digest)
@@ -740,13 +741,13 @@ def venv_slice(spec: PipelineSpec, pipeline: PipelinePlan, node: NodePlan, facts
     }
 
 
-def way_out(wants: PipelineVars) -> dict[str, Any]:
 def packages_first(wants: PipelineVars, node: NodePlan, facts: NodeFacts) -> tuple[SystemPackage, ...]:
     """Return what the tunnel takes from the bundle and the node lacks: its keys are made before any other work."""
     return lacking(tunnel_packages(node.tunnel), facts.tools) if packages_from(wants) == "bundle" else ()
 
 
-    """Return how a node reaches what lies beyond the cluster: indexes, and where a model is downloaded from."""
+def way_out(wants: PipelineVars) -> dict[str, Any]:
+    """Return how a node reaches what lies beyond the cluster: indexes, sources of models, NVIDIA's repository."""
     return {"proxy": wants.proxy, "no_proxy": list(wants.no_proxy), "ca_bundle": wants.ca_bundle}
 
 
