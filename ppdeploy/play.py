@@ -50,7 +50,7 @@ from ppdeploy.plan.checks import NODE
 from ppdeploy.plan.checks.gateway_host import gateway_findings
 from ppdeploy.plan.checks.situate import situation, unit_name
 from ppdeploy.plan.driver import KEYS, driver_files, driver_texts, plan_driver
-from ppdeploy.plan.environment import packages_from, packages_of_roles
+from ppdeploy.plan.environment import lacking, packages_from, packages_of_roles
 from ppdeploy.plan.firewall import UNIT as FIREWALL_UNIT
 from ppdeploy.plan.gateway import CA, CERTIFICATE, KEYS_MAP, PEER_CERTIFICATE, SOCKET
 from ppdeploy.plan.gateway import UNIT as GATEWAY_UNIT
@@ -59,7 +59,15 @@ from ppdeploy.plan.measured import MeasuredLink
 from ppdeploy.plan.refinement import predicted
 from ppdeploy.plan.tunnel import UNIT as TUNNEL_UNIT
 from ppdeploy.plan.tunnel import keyless, moved, tunnel_packages
-from ppdeploy.plan.types import DriverPlan, GatewayHostPlan, GatewayPlan, NodePlan, PipelinePlan, PlannedFile
+from ppdeploy.plan.types import (
+    DriverPlan,
+    GatewayHostPlan,
+    GatewayPlan,
+    NodePlan,
+    PipelinePlan,
+    PlannedFile,
+    SystemPackage,
+)
 from ppdeploy.render import (
     MANAGED,
     complete,
@@ -268,6 +276,12 @@ def plan_of_play(
         "gateways": gateways,
         # Nothing is made on any node while one of them is refused.
         "keyless": keyless([node.tunnel for one in plan.pipelines for node in one.nodes]) and not plan.blocked(),
+        "packages_first": [
+            node.host
+            for one in plan.pipelines
+            for node in one.nodes
+            if packages_first(spec.pipeline(one.name).vars, node, typed[node.host]) and not plan.blocked()
+        ],
     }
 
 
@@ -643,6 +657,7 @@ def driver_slice(spec: PipelineSpec, plan: DriverPlan, facts: NodeFacts) -> dict
         "key_file": KEYS[plan.manager] if plan.manager else "",
         "lock_timeout": spec.vars.package_lock_timeout,
         "unit": unit_name(spec.name),
+        **way_out(spec.vars),
     }
 
 
@@ -697,6 +712,7 @@ def venv_slice(spec: PipelineSpec, pipeline: PipelinePlan, node: NodePlan, facts
     # From archives each role installs its own.
     roles = {"model_store", *(["gateway"] if node.gateway else []), *(["firewall"] if node.firewall else [])}
     of_roles = packages_of_roles(roles, facts.tools) if source == "bundle" else ()
+    of_roles += packages_first(wants, node, facts)
     if spec.wheelhouse_path and (node.work.install_venv or of_roles) and not wants.wheelhouse_on_nodes:
         # Before any node is touched, and in words that say what the bundle is for.
         bundle = open_bundle(spec.wheelhouse_path)
@@ -725,8 +741,13 @@ def venv_slice(spec: PipelineSpec, pipeline: PipelinePlan, node: NodePlan, facts
     }
 
 
+def packages_first(wants: PipelineVars, node: NodePlan, facts: NodeFacts) -> tuple[SystemPackage, ...]:
+    """Return what the tunnel takes from the bundle and the node lacks: its keys are made before any other work."""
+    return lacking(tunnel_packages(node.tunnel), facts.tools) if packages_from(wants) == "bundle" else ()
+
+
 def way_out(wants: PipelineVars) -> dict[str, Any]:
-    """Return how a node reaches what lies beyond the cluster: indexes, and where a model is downloaded from."""
+    """Return how a node reaches what lies beyond the cluster: indexes, sources of models, NVIDIA's repository."""
     return {"proxy": wants.proxy, "no_proxy": list(wants.no_proxy), "ca_bundle": wants.ca_bundle}
 
 

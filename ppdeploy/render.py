@@ -251,7 +251,13 @@ def driver_values(plan: DriverPlan) -> dict[str, Any]:
     # On Ubuntu, NVIDIA's packages end with ubuntu1 and Canonical's of the same branch do not.
     pin = f"{plan.branch}.*ubuntu1" if plan.platform.startswith("ubuntu") else f"{plan.branch}.*"
     key = f"file://{plan.key}" if plan.manager == "dnf" and plan.mirror else plan.key
-    return {"branch": plan.branch, "pin": pin, "repository": plan.repository, "key": key}
+    return {
+        "branch": plan.branch,
+        "pin": pin,
+        "repository": plan.repository,
+        "key": key,
+        "ca_bundle": plan.ca_bundle,
+    }
 
 
 def sidecar_values(node: NodePlan, name: str) -> dict[str, Any]:

@@ -201,7 +201,10 @@ PIPELINE_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 PYTHON_NAME = re.compile(r"python3(\.\d+)?")
 COMMAND_TIMEOUT = 15.0  # seconds; a GPU that fell off the bus keeps nvidia-smi waiting for minutes
 RESOLVE_TIMEOUT = 3.0  # seconds; a name server that is down makes getaddrinfo wait for 10 and more
-TOOLS = ("rsync", "ip", "ethtool", "iperf3", "ping", "nft", "nvidia-smi", "haproxy", "mokutil")
+TOOLS = (
+    *("rsync", "ip", "ethtool", "iperf3", "ping", "nft", "nvidia-smi", "haproxy", "mokutil"),
+    *("wg", "wireguard-go"),
+)
 CPU_FLAGS = (
     "avx2",
     "avx512f",

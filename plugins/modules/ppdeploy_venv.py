@@ -1112,11 +1112,12 @@ def wait(root: Path, lock: Lock, seconds: float) -> dict[str, Any]:
         whole = read_marker(root, lock) is not None
         if whole and state is None:
             return {**common, "done": True, "progress": "the environment is there"}
+        if state is not None and "failed" in state and not whole:
+            # It stays for others who wait for the same build, until the next one begins.
+            raise VenvError(state["failed"])
         if state is not None and ("finished" in state or "failed" in state or (whole and not runs)):
             with contextlib.suppress(FileNotFoundError):
                 state_path(root, lock).unlink()
-            if "failed" in state and not whole:
-                raise VenvError(state["failed"])
             # Marked as whole, and then ended before it could say so, it is whole all the same.
             told_ = state.get("finished") or {}
             return {**common, "changed": True, "done": True, "progress": "built and proved", **told_}
@@ -1171,6 +1172,9 @@ def present(params: dict[str, Any], lock: Lock, uv: Wheel, check: bool) -> dict[
             if params["background"]:
                 begin(work, root, lock)
                 return result
+            # Nobody waits for this one, and what another said before it holds no more.
+            with contextlib.suppress(FileNotFoundError):
+                state_path(root, lock).unlink()
             result.update(work())
     else:
         result["versions"] = {name: marker.get(name) for name in ("python", "vllm", "torch", "nccl", "cuda", "arches")}

@@ -16,7 +16,7 @@ from ppdeploy import locks
 from ppdeploy.cli.options import Json
 from ppdeploy.cli.output import print_json, print_report, say
 from ppdeploy.errors import InputError
-from ppdeploy.plan.environment import ALWAYS, OF_ROLES, packages_of_debian
+from ppdeploy.plan.environment import ALWAYS, bundled, packages_of_debian
 
 #: Version of what `bundle --json` prints.
 BUNDLE_SCHEMA = 1
@@ -50,8 +50,8 @@ def bundle(
         bool,
         typer.Option(
             "--packages",
-            help="Also what vLLM (Python too), gateway, firewall and copies need of the nodes' system, if that is this "
-            "machine's.",
+            help="Also what vLLM (Python too), gateway, firewall, encryption and copies need of the nodes' system, if "
+            "that is this machine's.",
         ),
     ] = False,
     model: Annotated[
@@ -73,7 +73,7 @@ def bundle(
     if handoff:
         wanted = [locks.with_handoff(lock) for lock in wanted]
     of_system = [one for lock in wanted for one in packages_of_debian(lock.python, lock.device)]
-    named = [one.package for one in (*of_system, *OF_ROLES.values())] if packages else []
+    named = [one.package for one in (*of_system, *bundled())] if packages else []
     made = _make(
         wanted,
         out,

@@ -183,6 +183,8 @@ class _Place:
             "platform": platform.name,
             "repository": repository if source == "nvidia" else "",
             "mirror": mirror is not None,
+            # apt is told it while an apply fetches, dnf has no other way than the repository's file.
+            "ca_bundle": "" if apt or source != "nvidia" else self.wants.ca_bundle or "",
             "key": KEYS[platform.manager] if mirror else "" if apt else f"{repository}/{platform.key}",
             "keyring": Keyring(url=f"{repository}/cuda-keyring_1.1-1_all.deb", sha256=platform.keyring)
             if source == "nvidia" and apt and not mirror

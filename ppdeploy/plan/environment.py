@@ -6,7 +6,7 @@ and 10, Fedora's package database; names as there. A package that an archive doe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from packaging.version import Version
@@ -46,6 +46,14 @@ OF_ROLES: Mapping[str, SystemPackage] = {
     "firewall": SystemPackage(package="nftables", kind="program", value="nft"),
 }
 """What other roles take from the system; Debian's and Red Hat's kin name these packages alike."""
+
+_WIREGUARD = SystemPackage(package="wireguard-tools", kind="program", value="wg")
+
+OF_TUNNELS: Mapping[str, tuple[SystemPackage, ...]] = {
+    "wireguard": (_WIREGUARD,),
+    "wireguard-go": (_WIREGUARD, SystemPackage(package="wireguard-go", kind="program", value="wireguard-go")),
+}
+"""The same of the role fabric_encryption, by the kind of tunnel."""
 
 
 def package_manager(system: OperatingSystem) -> Literal["apt", "dnf"] | None:
@@ -160,7 +168,17 @@ def system_packages(system: OperatingSystem, python: str, device: Literal["cuda"
 
 def packages_of_roles(roles: Collection[str], tools: Mapping[str, str | None]) -> tuple[SystemPackage, ...]:
     """Return what these roles take from a node's system and its facts do not show; `tools` are those facts."""
-    return tuple(one for role, one in OF_ROLES.items() if role in roles and not tools.get(one.value))
+    return lacking((one for role, one in OF_ROLES.items() if role in roles), tools)
+
+
+def lacking(programs: Iterable[SystemPackage], tools: Mapping[str, str | None]) -> tuple[SystemPackage, ...]:
+    """Return the packages of those programs that a node's facts do not show; `tools` are those facts."""
+    return tuple(one for one in programs if not tools.get(one.value))
+
+
+def bundled() -> tuple[SystemPackage, ...]:
+    """Return all that roles other than vllm_install may take from a node's system: a bundle is for any of them."""
+    return tuple(dict.fromkeys((*OF_ROLES.values(), *(one for kind in OF_TUNNELS.values() for one in kind))))
 
 
 def packages_of_debian(python: str, device: Literal["cuda", "cpu"]) -> tuple[SystemPackage, ...]:

@@ -16,6 +16,7 @@ from ipaddress import IPv4Address, IPv4Network
 
 from ppdeploy.errors import InputError
 from ppdeploy.facts import NodeFacts
+from ppdeploy.plan.environment import OF_TUNNELS, lacking, packages_from
 from ppdeploy.plan.types import Fabric, Finding, PlannedFile, SystemPackage, TunnelPeer, TunnelPlan
 from ppdeploy.spec import PipelineSpec
 
@@ -108,12 +109,7 @@ def tunnel_files(tunnel: TunnelPlan | None) -> tuple[PlannedFile, ...]:
 
 def tunnel_packages(tunnel: TunnelPlan | None) -> tuple[SystemPackage, ...]:
     """Return what the tunnel needs of a node's system: the same names with apt and dnf."""
-    if tunnel is None:
-        return ()
-    tools = SystemPackage(package="wireguard-tools", kind="program", value="wg")
-    if tunnel.kind == "wireguard":
-        return (tools,)
-    return (tools, SystemPackage(package="wireguard-go", kind="program", value="wireguard-go"))
+    return OF_TUNNELS[tunnel.kind] if tunnel else ()
 
 
 def tunnel_findings(
@@ -124,6 +120,7 @@ def tunnel_findings(
         wanted = tunnels.get(host)
         told = [
             *(_lacking(facts[host], wanted) if wanted else ()),
+            *(_not_installed(facts[host], wanted) if wanted and packages_from(spec.vars) == "none" else ()),
             *(_clashes(facts[host], wanted) if wanted else ()),
             *(_cloned(wanted) if wanted else ()),
             *_moved_while_running(spec.name, facts[host], wanted),
@@ -210,6 +207,17 @@ def _lacking(facts: NodeFacts, wanted: TunnelPlan) -> Iterator[tuple[str, str]]:
         yield f"its kernel {facts.os.kernel} has no WireGuard", _OTHER_KERNEL
     elif wanted.kind == "wireguard-go" and not known.tun:
         yield "it has no /dev/net/tun, which wireguard-go needs", _NO_TUN
+
+
+def _not_installed(facts: NodeFacts, wanted: TunnelPlan) -> Iterator[tuple[str, str]]:
+    """Yield the packages that the host lacks for the tunnel, where an apply may not install them."""
+    absent = ", ".join(one.package for one in lacking(tunnel_packages(wanted), facts.tools))
+    ways = "set ppdeploy_system_packages to archives, or to bundle with `ppdeploy bundle --packages`"
+    if absent:
+        yield (
+            f"it lacks {absent} for the tunnel, and an apply may not install packages",
+            f"install {absent} there, or {ways}",
+        )
 
 
 def _clashes(facts: NodeFacts, wanted: TunnelPlan) -> Iterator[tuple[str, str]]:

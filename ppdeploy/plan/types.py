@@ -504,6 +504,7 @@ class DriverPlan(Frozen):
     mirror: bool = Field(default=False, description="the repository is a mirror that the inventory names")
     key: str = Field(default="", description="file or address of the key that the repository is signed with")
     keyring: Keyring | None = None
+    ca_bundle: str = Field(default="", description="file on the node that dnf checks the repository's certificate with")
     finish: bool = Field(default=False, description="an interrupted installation is ended first")
     rebuild: tuple[str, ...] = Field(default=(), description="kernels that DKMS builds the module for afterwards")
     held: str = Field(default="", description="regular expression of packages that no upgrade by itself may touch")

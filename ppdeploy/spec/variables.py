@@ -582,8 +582,8 @@ class PipelineVars(Frozen):
         unset="none",
     )
     proxy: Url | None = _var(
-        "HTTP proxy through which the nodes reach the package indexes, and the hub or web server that a model is "
-        "downloaded from.",
+        "HTTP proxy through which the nodes reach the package indexes, the hub or web server that a model is "
+        "downloaded from, and the archives while the NVIDIA driver is installed.",
         must="an http or https address without user name and password",
         scope="pipeline",
         unset="that of the node's own environment, if any",
@@ -596,12 +596,12 @@ class PipelineVars(Frozen):
         default=(),
     )
     ca_bundle: Annotated[str, AfterValidator(_node_file)] | None = _var(
-        "File on the nodes with the certificates that a package index, hub or web server is checked against, such as "
-        "/etc/ssl/certs/ca-certificates.crt where a company's own certificate is installed. Every user must be able to "
-        "read it.",
+        "File on the nodes with the certificates that a package index, hub, web server or the NVIDIA driver's "
+        "repository is checked against, such as /etc/ssl/certs/ca-certificates.crt where a company's own certificate "
+        "is installed. Every user must be able to read it.",
         must="an absolute path on the nodes",
         scope="pipeline",
-        unset="those that uv brings; for a model the system's",
+        unset="those that uv brings; for a model and the driver the system's",
     )
     vllm_extras: Annotated[tuple[Literal["fastsafetensors", "runai"], ...], AfterValidator(_each_once)] = _var(
         "Readers of weights to install beside vLLM's usual packages; ppdeploy_vllm_args chooses one with load-format. "
@@ -611,9 +611,9 @@ class PipelineVars(Frozen):
         default=(),
     )
     system_packages: Literal["archives", "bundle", "none"] | None = _var(
-        "Where what vLLM needs of a node's system comes from when it is not there (Python, its headers, a C compiler, "
-        "libnuma): the archives that the node's package manager knows, the bundle in ppdeploy_wheelhouse (made with "
-        "--packages), or none: then it is named.",
+        "Where what vLLM and an encrypted fabric need of a node's system comes from when it is not there (Python, its "
+        "headers, a C compiler, libnuma, wireguard-tools): the archives that the node's package manager knows, the "
+        "bundle in ppdeploy_wheelhouse (made with --packages), or none: then it is named.",
         must="archives, bundle or none",
         scope="pipeline",
         unset="archives; none with ppdeploy_wheelhouse",

@@ -80,6 +80,28 @@ with open("/var/lib/dpkg/lock-frontend", "w") as stream:
     time.sleep(float(sys.argv[1]))
 """
 
+#: A mirror over TLS, and before it the proxy of `tests/forward_proxy.py`, which alone knows where any name leads.
+_TLS = """
+import functools, http.server, ssl
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory="/srv")
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 8443), handler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("/srv/tls.pem")
+server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
+"""
+_PROXY = """
+import time
+from pathlib import Path
+connect = socket.create_connection
+socket.create_connection = lambda address, *more, **options: connect(("127.0.0.1", address[1]), *more, **options)
+with ForwardProxy() as proxy:
+    while True:
+        Path("/run/asked").write_text(" ".join(proxy.asked))
+        Path("/run/proxy").write_text(proxy.address)
+        time.sleep(0.1)
+"""
+
 #: Runs the facts module without Ansible, which takes a tenth of the time; what it is asked comes as the argument.
 _FACTS = r"""
 import json, sys, types
@@ -377,3 +399,69 @@ def test_a_mirror_that_another_key_signed_is_not_believed(driven: Driven, bare: 
     assert "apt cannot read http://127.0.0.1:8089/cuda/debian12/x86_64" in told(done), done.said
     assert "NO_PUBKEY" in told(done), done.said
     assert driven.out("node1", "dpkg-query -W") == before
+
+
+@pytest.fixture
+def beyond(driven: Driven) -> Iterator[dict[str, str]]:
+    """The mirror as one beyond a company's proxy, with a certificate of the company's own; the proxies' addresses."""
+    tls = driven.elsewhere / "tls.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=mirror.example"),
+            *("-addext", "subjectAltName=DNS:mirror.example", "-keyout", f"{tls}.key", "-out", f"{tls}.crt"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    certificate = Path(f"{tls}.crt").read_text(encoding="utf-8")
+    proxy = (data_root() / "tests" / "forward_proxy.py").read_text(encoding="utf-8") + _PROXY
+    files = {
+        "/srv/ca.pem": certificate,
+        "/srv/tls.pem": Path(f"{tls}.key").read_text(encoding="utf-8") + certificate,
+        "/srv/tls.py": _TLS,
+        "/srv/proxy.py": proxy,
+    }
+    found = {}
+    for node in driven.lab.nodes:
+        for path, text in files.items():
+            driven.lab.exec_ssh(node, ["sh", "-ec", f"cat > {path}"], stdin=text)
+        for unit in ("tls", "proxy"):
+            driven.out(node, f"systemd-run --quiet --collect --unit=lab-{unit} python3 /srv/{unit}.py")
+        driven.out(node, "for try in $(seq 100); do test -s /run/proxy && exit 0; sleep 0.1; done; exit 1")
+        found[node] = driven.out(node, "cat /run/proxy")
+    yield found
+    for node in driven.lab.nodes:
+        driven.out(node, "systemctl stop lab-tls lab-proxy")
+
+
+@pytest.mark.usefixtures("brought")
+def test_the_sites_proxy_and_certificates_hold_for_keyring_and_packages(
+    driven: Driven, bare: dict[str, NodeFacts], beyond: dict[str, str]
+) -> None:
+    """The mirror's name is known to the proxy alone, and its certificate to the file that the inventory names."""
+    base, folder = "https://mirror.example:8443/cuda", "debian12/x86_64"
+    # Any package: NVIDIA's own keyring is not to be had here, and a mirror takes none.
+    package = f"{folder}/nvidia-container-toolkit_1.18.0.deb"
+    assert driven.out("node1", "dpkg-query --show nvidia-container-toolkit 2>&1 || true").startswith("dpkg-query: no")
+
+    def drive(certificates: str) -> Done:
+        wants = {"proxy": "http://proxy.example:3128", "no_proxy": ["other.example"], "ca_bundle": certificates}
+        decided = driven.decide(with_card(bare), nvidia_repository=base, **wants)
+        for node, address in beyond.items():
+            sha256 = driven.out(node, f"sha256sum /srv/cuda/{package}").split()[0]
+            own = decided["nodes"][node]
+            assert (own["proxy"], own["no_proxy"], own["ca_bundle"]) == tuple(wants.values())
+            own |= {"proxy": address, "keyring": {"url": f"{base}/{package}", "sha256": sha256}}
+        return driven.drive(decided)
+
+    refused = drive("/srv/absent.pem")
+    assert refused.code != 0
+    assert "the certificates are to be in /srv/absent.pem, which is no file (node1): put them there" in told(refused)
+    assert refused.changed() == no_change()
+    done = drive("/srv/ca.pem")
+    assert done.code == 0, done.said
+    for node in beyond:
+        assert driven.out(node, "dpkg-query --show --showformat='${Version}' nvidia-container-toolkit") == "1.18.0"
+        assert base in driven.out(node, "apt-cache policy libcuda1")
+        assert set(driven.out(node, "sleep 0.3; cat /run/asked").split()) == {"CONNECT", "mirror.example:8443"}
+        assert driven.out(node, "ls /run/ppdeploy-nvidia-apt.conf 2>/dev/null || echo none") == "none"

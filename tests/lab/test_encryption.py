@@ -86,7 +86,7 @@ class Encrypted(Cluster):
         hosts = tree["vllm"]["children"][PIPELINE]["hosts"]
         if not third:
             del hosts["node3"]
-        tree["vllm"]["vars"]["ppdeploy_fabric_encryption"] = kind
+        tree["vllm"]["vars"] |= {"ppdeploy_fabric_encryption": kind, "ppdeploy_system_packages": "archives"}
         self.inventory = self.elsewhere / f"{kind}-{len(hosts)}.yml"
         self.inventory.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
         return self.ansible_playbook("--tags", "fabric_encryption", *words)

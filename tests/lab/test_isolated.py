@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,16 @@ from typing import Any
 
 import pytest
 
+from ppdeploy import locks
 from ppdeploy.bundle import make as making
-from ppdeploy.bundle import make_bundle
+from ppdeploy.bundle import make_bundle, open_bundle
+from ppdeploy.bundle.content import MANIFEST
 from ppdeploy.lab import Lab
 from ppdeploy.lab.inventory import LabInventory
+from ppdeploy.lab.ready import tiny_model
 from ppdeploy.lab.state import default_name
 from ppdeploy.locks import Lock
+from ppdeploy.plan.tunnel import INTERFACE, PUBLIC_KEY
 from tests.lab.cluster import Cluster, Done, no_change
 from tests.lab.watch import Watch
 from tests.wheels import Shelf
@@ -32,6 +37,8 @@ WANTS = [
     {"package": PACKAGE, "kind": "program", "value": PACKAGE},
     {"package": "haproxy", "kind": "daemon", "value": "haproxy"},
 ]
+TUNNEL = ["wireguard-tools", "wireguard-go"]
+"""What an encrypted fabric takes, which the hosts do not have either."""
 HALF = """
 set -e
 mkdir -p /srv/half/DEBIAN
@@ -95,7 +102,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Isolated]:
         patched.setenv("PIP_NO_INDEX", "1")
         patched.setenv("PIP_FIND_LINKS", str(shelf.links))
         patched.setattr(making, "uv_wheel", lambda _: shelf.uv)
-        made = make_bundle(lock, base / "bundle", packages=[PACKAGE, "python3.11", "haproxy"])
+        made = make_bundle(lock, base / "bundle", packages=[PACKAGE, "python3.11", "haproxy", *TUNNEL])
         lab.down()
         inventory = lab.up(2, inventory=LabInventory.one_pipeline(2, wheelhouse=None), owner=os.getpid())
         with Watch(lab) as watch:
@@ -164,6 +171,57 @@ def test_both_hosts_install_from_the_bundle_and_nobody_asks_beyond_the_lab(isola
 def test_a_second_run_changes_nothing(isolated: Isolated, lock: Lock) -> None:
     done = isolated.install(lock)
     assert (done.code, done.changed()) == (0, no_change()), done.said
+
+
+def test_the_programs_of_an_encrypted_fabric_come_from_the_bundle_before_its_keys_are_made(isolated: Isolated) -> None:
+    for node in isolated.lab.nodes:
+        # No archive is left that could bring them.
+        isolated.out(node, "rm -r /srv/ppdeploy/packages; : > /etc/apt/sources.list")
+        assert isolated.out(node, "command -v wg wireguard-go || echo none") == "none"
+    before = isolated.notes["watch"].packets()
+    bare = _encrypt(isolated, [PACKAGE, "haproxy"])
+    assert bare.code == 2, bare.said
+    assert "the bundle lacks the system packages wireguard-tools, wireguard-go (node1, /" in " ".join(bare.out.split())
+    assert bare.changed() == no_change()
+    done = _encrypt(isolated, [PACKAGE, "haproxy", *TUNNEL])
+    assert done.code == 0, done.said
+    for node, peer in (("node1", "node2"), ("node2", "node1")):
+        key = isolated.out(peer, f"cat {PUBLIC_KEY}")
+        assert isolated.out(node, f"wg show {INTERFACE} peers") == key
+        assert isolated.out(node, f"dpkg-query --show --showformat='${{Status}}' {TUNNEL[0]}") == "install ok installed"
+        assert isolated.out(node, "find /opt/ppdeploy/staging -name packages") == ""
+    again = _encrypt(isolated, [PACKAGE, "haproxy", *TUNNEL])
+    assert (again.code, again.changed()) == (0, no_change()), again.said
+    assert isolated.notes["watch"].packets() == before
+
+
+def _encrypt(isolated: Isolated, names: list[str]) -> Done:
+    """Run the site's playbook for the encrypted fabric alone, with a bundle that says it has these packages.
+
+    Beside the stand-in's lock it names the one that the plan chooses; no wheel of that is asked for here.
+    """
+    assert isolated.bundle is not None
+    folder = isolated.elsewhere / f"bundle-{len(names)}"
+    if not folder.exists():
+        shutil.copytree(isolated.bundle, folder, copy_function=os.link)
+        held = open_bundle(folder)
+        assert held.packages is not None
+        real = locks.find("cpu", None, "3.11", held.packages.machine)
+        named = held.model_copy(
+            update={
+                "locks": (*held.locks, held.locks[0].model_copy(update={"digest": real.digest})),
+                "packages": held.packages.model_copy(update={"names": tuple(names)}),
+            }
+        )
+        (folder / MANIFEST).unlink()
+        (folder / MANIFEST).write_text(named.model_dump_json(), encoding="utf-8")
+    kept = isolated.inventory
+    wants = {"wheelhouse": str(folder), "system_packages": "bundle", "fabric_encryption": "wireguard-go"}
+    isolated.inventory = isolated.variant(isolated.elsewhere / "encrypted.yml", model=str(tiny_model()), **wants)
+    try:
+        return isolated.ansible_playbook("--tags", "fabric_encryption")
+    finally:
+        isolated.inventory = kept
 
 
 def test_the_watch_would_have_seen_it(isolated: Isolated) -> None:

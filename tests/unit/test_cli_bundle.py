@@ -72,7 +72,9 @@ def test_a_bundle_with_packages_and_a_model_says_what_to_put_into_the_inventory(
         assert line in outcome.err
     ((wanted, _, options),) = made
     assert [lock.extras for lock in wanted] == [("runai",)]
-    assert options["packages"] == ["python3.12", "python3.12-dev", "gcc", "rsync", "haproxy", "nftables"]
+    assert options["packages"] == [
+        *("python3.12", "python3.12-dev", "gcc", "rsync", "haproxy", "nftables", "wireguard-tools", "wireguard-go")
+    ]
     assert options["model"].token == "hf_secret"
     assert "hf_secret" not in repr(options["model"]) + outcome.err + outcome.out
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ppdeploy.bundle import content
 from ppdeploy.errors import InputError
 from ppdeploy.facts import FileState, NodeFacts, PipelineState, Tunnelling, UnitState
 from ppdeploy.gang_report import plain
+from ppdeploy.lab.tiny_model import make_tiny_model
 from ppdeploy.paths import data_root
 from ppdeploy.plan import Plan
 from ppdeploy.plan.firewall import RULES
 from ppdeploy.plan.tunnel import INTERFACE, PEERS, UNIT, tunnel_packages
 from ppdeploy.plan_report import plan_report
-from ppdeploy.play import node_slice, tunnel_slice
+from ppdeploy.play import node_slice, plan_of_play, tunnel_slice, venv_slice
 from ppdeploy.render import NO_KEY, release_json, render_node
 from ppdeploy.spec import spec_from_values
 from tests.factories import make_cluster
@@ -70,6 +73,26 @@ def with_unit(facts: dict[str, NodeFacts], *hosts: str) -> dict[str, NodeFacts]:
         host: one.model_copy(update={"files": {**one.files, UNIT: state}}) if host in hosts else one
         for host, one in facts.items()
     }
+
+
+def with_tools(facts: NodeFacts, *programs: str) -> NodeFacts:
+    """Return a node's facts with further programs on it."""
+    return facts.model_copy(update={"tools": {**facts.tools, **{name: f"/usr/bin/{name}" for name in programs}}})
+
+
+def write_bundle(folder: Path, digest: str, *names: str) -> None:
+    """Write a bundle for a lock, of empty files, that says it has these system packages."""
+    held = content.BundleLock(
+        file="locks/x.txt", digest=digest, device="cpu", vllm_version="0.32.0", python="3.11", machine="x86_64",
+        wheels=(), uv="uv.whl",
+    )  # fmt: skip
+    files = tuple(content.BundleFile(path=path, sha256="0" * 64, size=0) for path in ("locks/x.txt", "wheels/uv.whl"))
+    for file in files:
+        (folder / file.path).parent.mkdir(exist_ok=True)
+        (folder / file.path).touch()
+    packages = content.BundlePackages(system="debian 12", machine="x86_64", architecture="amd64", names=names)
+    made = content.Bundle(locks=(held,), files=files, packages=packages)
+    (folder / content.MANIFEST).write_text(made.model_dump_json())
 
 
 def running(facts: dict[str, NodeFacts]) -> dict[str, NodeFacts]:
@@ -190,6 +213,69 @@ def test_a_kernel_without_wireguard_is_refused_by_host_and_in_user_space_it_is_n
     assert reasons(encrypted(able(make_cluster(2), tun=False), kind="wireguard-go")) == [
         "node1: it has no /dev/net/tun, which wireguard-go needs"
     ]
+
+
+def test_where_no_packages_may_be_installed_a_host_without_the_programs_is_refused_by_package() -> None:
+    facts = able(make_cluster(2))
+    facts["node2"] = with_tools(facts["node2"], "wg")
+    plan = encrypted(facts, system_packages="none")
+    assert reasons(plan) == ["node1: it lacks wireguard-tools for the tunnel, and an apply may not install packages"]
+    assert plan.blocked()[0].remedy.startswith("install wireguard-tools there, or set ppdeploy_system_packages")
+    assert reasons(encrypted(facts, system_packages="none", kind="wireguard-go")) == [
+        "node1: it lacks wireguard-tools, wireguard-go for the tunnel, and an apply may not install packages",
+        "node2: it lacks wireguard-go for the tunnel, and an apply may not install packages",
+    ]
+    assert reasons(encrypted(facts)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [("wireguard", ["wireguard-tools"]), ("wireguard-go", ["wireguard-tools", "wireguard-go"])]
+)
+def test_a_bundle_without_the_programs_is_refused_and_one_with_them_brings_what_is_lacking(
+    tmp_path: Path, kind: str, names: list[str]
+) -> None:
+    facts = able(make_cluster(2), public_key=None)
+    facts["node2"] = with_tools(facts["node2"], "wg", "wireguard-go", "haproxy")
+    (pipeline,) = encrypted(facts, kind=kind, system_packages="bundle").pipelines
+    spec = make_pipeline_spec(["node1", "node2"], system_packages="bundle")
+    spec = spec.model_copy(update={"wheelhouse_path": tmp_path})
+    write_bundle(tmp_path, pipeline.environment.lock_digest, "rsync", "haproxy")
+    with pytest.raises(InputError, match=rf"the bundle lacks the system packages? {', '.join(names)} \(node1, /"):
+        venv_slice(spec, pipeline, pipeline.nodes[0], facts["node1"])
+    write_bundle(tmp_path, pipeline.environment.lock_digest, "rsync", "haproxy", *names)
+    brought = [
+        {one["package"] for one in venv_slice(spec, pipeline, node, facts[node.host])["packages"]} & set(names)
+        for node in pipeline.nodes
+    ]
+    assert brought == [set(names), set()]
+
+
+def test_who_needs_the_bundle_before_the_keys_is_told_and_nobody_where_the_plan_is_blocked(tmp_path: Path) -> None:
+    facts = able(make_cluster(2), public_key=None)
+    facts["node2"] = with_tools(facts["node2"], "wg")
+    values = {
+        "ppdeploy_model": str(make_tiny_model(tmp_path / "tiny")),
+        "ppdeploy_device": "cpu",
+        "ppdeploy_fabric_encryption": "wireguard",
+        "ppdeploy_wheelhouse": "/srv/bundle",
+        "ppdeploy_wheelhouse_on_nodes": True,
+    }
+
+    def first(source: str, facts: dict[str, NodeFacts]) -> list[str]:
+        own = {**values, "ppdeploy_system_packages": source}
+        inventory = {
+            "pipelines": {"tiny": list(facts)},
+            "hosts": list(facts),
+            "values": {host: {**own, "ansible_host": f"198.18.0.1{host[4:]}"} for host in facts},
+            "directory": str(tmp_path),
+        }
+        told = plan_of_play(inventory, {host: one.model_dump(mode="json") for host, one in facts.items()})
+        found: list[str] = told["packages_first"]
+        return found
+
+    assert first("bundle", facts) == ["node1"]
+    assert first("archives", facts) == []
+    assert first("bundle", facts | {"node2": facts["node2"].model_copy(update={"tunnel": None})}) == []
 
 
 def test_facts_that_say_nothing_of_it_are_refused() -> None:

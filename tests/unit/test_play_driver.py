@@ -142,6 +142,16 @@ def test_the_files_of_a_mirror() -> None:
     assert texts(bare("rhel9"), **wants)[REPOSITORY] == YUM % ("http://mirror.example/cuda/rhel9/x86_64", key)
 
 
+def test_the_sites_way_out_is_the_roles_and_certificates_stand_in_dnfs_own_file() -> None:
+    wants = {"proxy": "http://proxy.example:3128", "no_proxy": ["mirror.example"], "ca_bundle": "/etc/company.pem"}
+    for system in ("debian12", "rhel9"):
+        found = decided({"node1": bare(system)}, **wants)["nodes"]["node1"]
+        assert {name: found[name] for name in wants} == wants
+    assert texts(bare("rhel9"), **wants)[REPOSITORY] == FILES["rhel9"][REPOSITORY] + "sslcacert=/etc/company.pem\n"
+    # apt is told them while an apply fetches.
+    assert texts(bare(), **wants) == FILES["debian12"]
+
+
 def ours(**differing: str) -> NodeFacts:
     """Facts of a host that we brought the driver to; `differing` replaces the text of a file."""
     told = {**FILES["debian12"], **{{"blacklist": BLACKLIST}[name]: text for name, text in differing.items()}}
