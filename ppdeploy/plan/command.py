@@ -66,11 +66,15 @@ def rank_argv(
     return (*argv, *extra_arguments(extra))
 
 
+REPEATED = frozenset({"middleware"})
+"""Options that vLLM wants once more for each further value."""
+
+
 def extra_arguments(extra: Mapping[str, Any]) -> tuple[str, ...]:
     """Turn `ppdeploy_vllm_args` into arguments, sorted by name.
 
-    True is the bare flag, False its `--no-` form, null leaves it out, a list repeats its values behind one flag, a map
-    becomes one JSON value.
+    True is the bare flag, False its `--no-` form, null leaves it out, a list puts its values behind one flag (behind
+    one each for REPEATED), a map becomes one JSON value.
     """
     argv: list[str] = []
     for name in sorted(extra):
@@ -85,7 +89,9 @@ def extra_arguments(extra: Mapping[str, Any]) -> tuple[str, ...]:
         elif isinstance(value, Mapping):
             argv += [flag, json.dumps(value, sort_keys=True, separators=(",", ":"))]
         elif isinstance(value, Sequence) and not isinstance(value, str):
-            argv += [flag, *map(str, value)]
+            argv += (
+                [word for one in value for word in (flag, str(one))] if name in REPEATED else [flag, *map(str, value)]
+            )
         else:
             argv += [flag, str(value)]
     return tuple(argv)

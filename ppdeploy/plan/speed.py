@@ -125,7 +125,8 @@ def stage_seconds(
     compute = flops / (compute_rate(load.gpu, load.compute) * load.gpus * constants.compute_efficiency)
     fixed = constants.stage_overhead + (EXPERT_LAYER_SECONDS * load.layers if load.experts else 0.0)
     norm = constants.roofline_exponent
-    return (memory**norm + compute**norm) ** (1 / norm) + fixed + reduce_seconds(load, tokens)
+    busy = float((memory**norm + compute**norm) ** (1 / norm))
+    return busy + fixed + reduce_seconds(load, tokens)
 
 
 def reduce_seconds(load: StageLoad, tokens: float) -> float:

@@ -17,8 +17,10 @@ from typing import TypeVar
 from pydantic import JsonValue, ValidationError
 
 from ppdeploy.spec.names import check_names
+from ppdeploy.spec.option_names import refused_options
 from ppdeploy.spec.plain import plain, shown
 from ppdeploy.spec.problems import Problem, RefusedItemsError, raise_problems, shortened_list
+from ppdeploy.spec.serve_options import ServeOptions, serve_options
 from ppdeploy.spec.types import GatewayHost, HostSpec, PipelineSpec, Spec
 from ppdeploy.spec.variables import (
     PREFIX,
@@ -346,8 +348,10 @@ class _Builder:
         members = self._hosts(name, hosts, given, pending)
         if main:
             self._check_together(main, where, pending)
+            self._check_options(main, where, pending)
         if main and members:
             self._check_sidecars(main, members)
+            self._check_sidecar_options(main, members, pending)
         if main is None or secret is None or members is None or len(self.problems) > before:
             return None
         model_pending = f"{PREFIX}model" in pending
@@ -528,6 +532,26 @@ class _Builder:
                     what = f"sidecar {sidecar.name} and {taken} have the same port {sidecar.port}"
                     self._add(what, where, "give each another port")
 
+    def _check_options(self, main: PipelineVars, where: str, pending: Sequence[str]) -> None:
+        """Add the options that the pipeline's vLLM does not have, or not in the form that is given."""
+        options = _options_of(main, pending)
+        for what, remedy in refused_options(main.vllm_args, options) if options else ():
+            self._add(f"{PREFIX}vllm_args {what}", self._where(f"{PREFIX}vllm_args", where), remedy)
+
+    def _check_sidecar_options(self, main: PipelineVars, members: Sequence[HostSpec], pending: Sequence[str]) -> None:
+        """Add the same for sidecars, which run in the environment of the rank; once for those of several hosts."""
+        options = _options_of(main, pending)
+        if options is None:
+            return
+        hosts: dict[tuple[str, str], list[str]] = {}
+        for host in members:
+            for sidecar in host.vars.sidecars:
+                for what, remedy in refused_options(sidecar.vllm_args, options):
+                    hosts.setdefault((f"vllm_args of sidecar {sidecar.name} {what}", remedy), []).append(host.name)
+        for (what, remedy), same in hosts.items():
+            place = f"host{'s' if len(same) > 1 else ''} {shortened_list(same)}"
+            self._add(f"{PREFIX}sidecars: {what}", self._where(f"{PREFIX}sidecars", place), remedy)
+
     # ---- telling
 
     def _where(self, variable: str, where: str | None) -> str | None:
@@ -536,6 +560,13 @@ class _Builder:
 
     def _add(self, what: str, where: str | None, remedy: str) -> None:
         self.problems.append(Problem(what, where, remedy))
+
+
+def _options_of(main: PipelineVars, pending: Sequence[str]) -> ServeOptions | None:
+    """Return the options of a pipeline's vLLM, None while its version is not known, or where it has no table."""
+    if {f"{PREFIX}device", f"{PREFIX}vllm_version"} & set(pending):
+        return None
+    return serve_options(main.device, main.vllm_version)
 
 
 def _wrong(name: str, value: JsonValue, cause: object, steps: Sequence[int | str] = ()) -> str:

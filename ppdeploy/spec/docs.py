@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ppdeploy.errors import InputError
 from ppdeploy.spec.passthrough import OWNED_ENV, OWNED_FLAGS
+from ppdeploy.spec.serve_options import PREFIXES, tables
 from ppdeploy.spec.variables import VARIABLES, Scope, Variable
 
 _SECTIONS: tuple[tuple[Scope, str, str], ...] = (
@@ -44,8 +45,13 @@ ppdeploy_env:
   NCCL_DEBUG: INFO
 ```
 
-Names are those of `vllm serve --help=all` without the dashes in front, and of environment variables. What
-ppdeploy sets itself, or what cannot work in a pipeline, is refused:
+Names are those of `vllm serve --help=all` without the dashes in front, and of environment variables. A name that
+the pipeline's vLLM does not have is refused with the nearest ones, and so are a beginning of a name, a `no-` form
+(write `enable-prefix-caching: false`) and a dotted name (write a map), and a flag with a value or a value without
+one. The same holds for `vllm_args` of a sidecar. Known are the names of {}; with
+another version of vLLM they are not judged.
+
+What ppdeploy sets itself, or what cannot work in a pipeline, is refused:
 """
 
 _SECRETS = """\
@@ -61,7 +67,8 @@ def variables_markdown() -> str:
         rows = [_row(variable) for variable in VARIABLES.values() if variable.scope == scope]
         table = _table(("Variable", "Meaning", "Value", "Unit", "Default"), rows)
         parts.append(f"## {title}\n\n{sentence}\n\n{table}")
-    parts.append(_PASSED_ON)
+    versions = [f"{PREFIXES[device]}{table.version}" for device in PREFIXES for table in tables(device).values()]
+    parts.append(_PASSED_ON.replace("{}", " and ".join(f"`{version}`" for version in versions)))
     parts.append(_table(("In `ppdeploy_vllm_args`", "Instead"), _by_remedy(OWNED_FLAGS)))
     parts.append(_table(("In `ppdeploy_env`", "Instead"), _by_remedy(OWNED_ENV)))
     parts.append(_SECRETS)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ppdeploy.spec.plain import shown
+from ppdeploy.spec.serve_options import flags
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
@@ -52,7 +53,7 @@ def tidy_option_value(name: str, value: Any) -> Any:
     """
     if isinstance(value, str) and name in NUMBERS and value.isascii() and value.isdigit():
         return int(value) if len(value) <= len(str(MOST)) else value
-    if isinstance(value, str) and name in FLAGS and value.lower() in ("true", "false"):
+    if isinstance(value, str) and name in (FLAGS | flags()) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     return value
 

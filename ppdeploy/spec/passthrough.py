@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from ppdeploy.spec.option_values import check_option_value, tidy_option_value
 from ppdeploy.spec.plain import plain, shown
 from ppdeploy.spec.problems import RefusedItemsError
+from ppdeploy.spec.serve_options import all_tables
 
 _BY_PLAN = "remove it: the plan sets it for each node"
 _ONE_API = "remove it: the API listens on the head's loopback, on ppdeploy_api_port, and is guarded there"
@@ -97,6 +98,7 @@ SHORT_FORMS: dict[str, str] = {
     "asc": "api-server-count",
     "cc": "compilation-config",
     "sc": "speculative-config",
+    "dc": "diffusion-config",
     "ac": "attention-config",
 }
 
@@ -141,12 +143,21 @@ def _refuse_flag(key: object, item: object, taken: dict[str, JsonValue]) -> tupl
     if bare in SHORT_FORMS:
         return f"has the short form {shown(key)}", f"write {name} instead"
     if "." in key and _LONG_NAME.fullmatch(base):
-        return f"has the dotted name {shown(key)}", f"write a map below {SHORT_FORMS.get(base, base)} instead"
+        return f"has the dotted name {shown(key)}", f"write a map below {_whole(base)} instead"
     if not _LONG_NAME.fullmatch(key):
         return f"has the name {shown(key)}", "write a long name in small letters, such as max-num-seqs"
     if name in taken:
         return f"has {shown(name)} twice", "keep one of the two spellings"
     return _refuse_argument(key, item) or check_option_value(name, item)
+
+
+def _whole(base: str) -> str:
+    """Return the long name of a map's option that a dotted name starts with, in whatever spelling."""
+    base = SHORT_FORMS.get(base, base)
+    for options in all_tables():
+        if base not in options.kinds and (meant := options.meant_by(base)):
+            return meant[0]
+    return base
 
 
 def _refuse_argument(key: str, item: object) -> tuple[str, str] | None:

@@ -428,7 +428,7 @@ class PipelineVars(Frozen):
         default=False,
     )
     vllm_args: Annotated[dict[str, JsonValue], BeforeValidator(check_vllm_args)] = _var(
-        "More options of `vllm serve`: long names without `--`; true and false are flags, a list repeats its "
+        "More options of `vllm serve`: long names without `--`; true and false are flags, a list gives its "
         "values, a map is passed as JSON. Options that a variable of ppdeploy sets are refused.",
         must="a map of long option names of `vllm serve` without `--`",
         scope="pipeline",

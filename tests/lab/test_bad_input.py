@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import pytest
 import yaml
 
 from ppdeploy.lab.tiny_model import make_tiny_model
+from ppdeploy.spec.serve_options import FOLDER, PREFIXES
 from tests.lab.cluster import Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +63,21 @@ def test_a_fabric_that_carries_nothing(served: Cluster, ranks: dict[str, int]) -
     assert "node1" in said
     assert "node2" in said
     assert "Check cable, subnet and firewall" in said
+
+
+def test_an_option_that_vllm_does_not_have(served: Cluster) -> None:
+    said = refused(served, 2, "-e", json.dumps({"ppdeploy_vllm_args": {"max-num-seq": 8}}))
+    assert 'has the option "max-num-seq", which vLLM 0.32.0 does not have' in said
+    assert "did you mean max-num-seqs?" in said
+
+
+def test_the_options_that_ppdeploy_knows_are_those_of_the_vllm_that_runs(served: Cluster) -> None:
+    plan = served.plan().pipelines[0].environment
+    python = f"{plan.directory}/bin/python"
+    asked = shlex.quote((ROOT / "scripts" / "vllm_options.py").read_text())
+    script = f"home=$(mktemp -d); trap 'rm -rf $home' EXIT; HOME=$home VLLM_NO_USAGE_STATS=1 {python} -B -c {asked}"
+    known = (FOLDER / f"{PREFIXES['cpu']}{plan.vllm_version}.txt").read_text().splitlines()
+    assert served.out("node1", script).splitlines() == [line for line in known if not line.startswith("# wheel: ")]
 
 
 def test_a_fabric_subnet_that_no_host_is_in(served: Cluster) -> None:

@@ -42,7 +42,7 @@ def test_the_tiny_model_is_the_same_bytes_each_time_and_a_whole_checkpoint(
 def test_a_model_that_two_make_at_once_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ready, "cache_dir", lambda: tmp_path)
     made: list[Path] = []
-    make = ready.make_tiny_model
+    make = make_tiny_model
 
     def slowly(folder: Path, **how: Any) -> Path:
         made.append(folder)

@@ -12,6 +12,7 @@ from ppdeploy.plan.command import extra_arguments, nccl_env, rank_argv, rank_env
 from ppdeploy.spec import PipelineVars, known_variable_names, spec_from_values
 from ppdeploy.spec.option_values import CHOICES, FLAGS, MAPS, NUMBERS
 from ppdeploy.spec.passthrough import OWNED_ENV, OWNED_FLAGS, SHORT_FORMS
+from ppdeploy.spec.serve_options import flags
 
 # Options of `vllm serve` 0.32.0 that people set and that ppdeploy does not touch (arg_utils.py, cli_args.py).
 FREE_FLAGS = [
@@ -84,7 +85,7 @@ def plain_value(flag: str) -> object:
     """Return a value that an option takes: any word, unless the plan reads it (tests/unit/test_spec_option_values)."""
     if flag in CHOICES:
         return CHOICES[flag][0]
-    return 64 if flag in NUMBERS else True if flag in FLAGS else {"a": 1} if flag in MAPS else "x"
+    return 64 if flag in NUMBERS else True if flag in FLAGS | flags() else {"a": 1} if flag in MAPS else "x"
 
 
 @pytest.mark.parametrize("flag", FREE_FLAGS)
@@ -131,6 +132,9 @@ def test_a_remedy_names_only_variables_that_exist(remedy: str) -> None:
         ({"max num seqs": 8}, "write a long name in small letters"),
         ({"": 8}, "write a long name in small letters"),
         ({"compilation-config.mode": 2}, "write a map below compilation-config instead"),
+        ({"-cc.mode": 2}, "write a map below compilation-config instead"),
+        ({"--compilaton_config.mode": 2}, "write a map below compilation-config instead"),
+        ({"no-such-map.mode": 2}, "write a map below no-such-map instead"),
         ({"max-num-seqs": 8, "max_num_seqs": 9}, 'has "max-num-seqs" twice'),
         ({"chat-template": "--port"}, "starts with a dash"),
         ({"middleware": ["a", "-x"]}, "starts with a dash"),
