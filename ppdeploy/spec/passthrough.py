@@ -18,6 +18,9 @@ from ppdeploy.spec.serve_options import all_tables
 
 _BY_PLAN = "remove it: the plan sets it for each node"
 _ONE_API = "remove it: the API listens on the head's loopback, on ppdeploy_api_port, and is guarded there"
+_ONE_SPECULATION = (
+    "write it into the map of speculative-config (method, model, num_speculative_tokens): the plan reads it there"
+)
 _NO_DP = "remove it: a pipeline is one replica; make a second pipeline group for a second replica"
 
 OWNED_FLAGS: dict[str, str] = {
@@ -70,6 +73,9 @@ OWNED_FLAGS: dict[str, str] = {
     "data-parallel-external-lb": _NO_DP,
     "data-parallel-multi-port-external-lb": _NO_DP,
     "data-parallel-supervisor-port": _NO_DP,
+    "spec-method": _ONE_SPECULATION,
+    "spec-model": _ONE_SPECULATION,
+    "spec-tokens": _ONE_SPECULATION,
 }
 """Options of `vllm serve` that ppdeploy sets or excludes, with what to do instead."""
 
