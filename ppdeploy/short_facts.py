@@ -292,7 +292,7 @@ def make_facts(host: str, number: int, said: ShortFacts, nic: Nic, gpus: Sequenc
         verbs_library=None,
         sysctl=Sysctl(ip_local_port_range=(32768, 60999), ip_local_reserved_ports=None),
         pythons=(Python(path="/usr/bin/python3.11", version="3.11.2"),),
-        tools={"rsync": "/usr/bin/rsync", "ip": "/usr/sbin/ip"},
+        tools={name: f"/usr/bin/{name}" for name in ("rsync", "ip", "wg", "wireguard-go")},
         rsync_version="3.2.7",
         disks=tuple(
             PathSpace(path=path, measured_at="/", mount_device=1, total_bytes=2**41, free_bytes=2**40)

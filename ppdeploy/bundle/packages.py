@@ -39,6 +39,12 @@ def this_system(os_release: Path = Path("/etc/os-release")) -> str:
     return f"{name} {known.get('VERSION_ID', '')}".strip()
 
 
+def archives_have(name: str) -> bool:
+    """Tell whether this machine's archives have a package to install."""
+    found = re.search(r"^\s*Candidate: (.+)$", _run(["apt-cache", "policy", name]), re.MULTILINE)
+    return found is not None and found[1] != "(none)"
+
+
 def fetch_packages(names: Sequence[str], machine: str, partial: Path, tell: Callable[[str], None]) -> BundlePackages:
     """Fetch packages, and all that they need, into the folder `packages` of a bundle, and write its index.
 

@@ -13,10 +13,11 @@ from rich.progress import Progress as ProgressBar
 
 from ppdeploy import bundle as bundles
 from ppdeploy import locks
+from ppdeploy.bundle.packages import archives_have, this_system
 from ppdeploy.cli.options import Json
 from ppdeploy.cli.output import print_json, print_report, say
 from ppdeploy.errors import InputError
-from ppdeploy.plan.environment import ALWAYS, bundled, packages_of_debian
+from ppdeploy.plan.environment import ALWAYS, RARE, bundled, packages_of_debian
 
 #: Version of what `bundle --json` prints.
 BUNDLE_SCHEMA = 1
@@ -73,7 +74,7 @@ def bundle(
     if handoff:
         wanted = [locks.with_handoff(lock) for lock in wanted]
     of_system = [one for lock in wanted for one in packages_of_debian(lock.python, lock.device)]
-    named = [one.package for one in (*of_system, *bundled())] if packages else []
+    named = _available([one.package for one in (*of_system, *bundled())]) if packages else []
     made = _make(
         wanted,
         out,
@@ -83,6 +84,18 @@ def bundle(
         model=_model(model, model_revision),
     )
     _report(made, as_json=as_json)
+
+
+def _available(names: list[str]) -> list[str]:
+    """Return the packages without what few nodes need and these archives lack; says so.
+
+    A pipeline that needs one of these is refused by name when it is planned.
+    """
+    this_system()  # refused here in a sentence, not by the absence of apt-cache
+    absent = [name for name in names if name in RARE and not archives_have(name)]
+    for name in absent:
+        say(f"this machine's archives have no {name}: left out, since only {RARE[name]} needs it")
+    return [name for name in names if name not in absent]
 
 
 def _verified(out: Path | None) -> bundles.Bundle:

@@ -27,7 +27,7 @@ from ppdeploy.plan.firewall import UNIT as FIREWALL_UNIT
 from ppdeploy.plan.firewall import firewall_files, plan_firewall
 from ppdeploy.plan.gateway import UNIT as GATEWAY_UNIT
 from ppdeploy.plan.gateway import gateway_ports, plan_gateways
-from ppdeploy.plan.handoff import handoff_findings, why_idle
+from ppdeploy.plan.handoff import handoff_findings, may_stagger, why_idle
 from ppdeploy.plan.layout import choose_layout, default_partition
 from ppdeploy.plan.measured import MeasuredLink
 from ppdeploy.plan.rdma import choose_rdma
@@ -182,6 +182,7 @@ def _pipeline(
         architecture=source.shape.architectures[0],
         stages=layout.pipeline_parallel_size,
     )
+    staggers = layout.pipeline_parallel_size == 2 and may_stagger(wants.device, wants.env, wants.vllm_args)
     expected = expect(
         spec.name,
         decision,
@@ -192,6 +193,7 @@ def _pipeline(
         dtype=str(wants.vllm_args.get("dtype") or ""),
         handoff="off" if idle else wants.handoff,
         overlap_possible=not idle,
+        staggers=staggers,
         curves=curves,
     )
     environment = Environment(
@@ -354,7 +356,7 @@ def _pipeline(
                 # An apply upgrades it before anything else.
                 if not (finding.id == "driver-cuda13" and finding.host and drivers[finding.host].action == "install")
             ),
-            *handoff_findings(spec.name, wants.handoff, idle),
+            *handoff_findings(spec.name, wants.handoff, idle, staggers=staggers),
             *decision.findings,
             *expected.findings,
             *(

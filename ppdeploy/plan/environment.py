@@ -56,6 +56,10 @@ OF_TUNNELS: Mapping[str, tuple[SystemPackage, ...]] = {
 """The same of the role fabric_encryption, by the kind of tunnel."""
 
 
+RARE: Mapping[str, str] = {"wireguard-go": "ppdeploy_fabric_encryption: wireguard-go"}
+"""Of these the packages that a bundle may lack, with what asks for them: some archives do not have them."""
+
+
 def package_manager(system: OperatingSystem) -> Literal["apt", "dnf"] | None:
     """Return what installs packages on a system, None where it is neither Debian's kin nor Red Hat's."""
     kin = {system.id or "", *system.id_like}

@@ -74,6 +74,7 @@ def expect(
     dtype: str | None = None,
     handoff: str = "off",
     overlap_possible: bool = False,
+    staggers: bool = False,
     curves: bool = False,
 ) -> Expected:
     """Return the outlook of a pipeline, the findings on its links, and the model of its speed.
@@ -82,8 +83,9 @@ def expect(
     latency are those measured; else the rate is the negotiated one, and where a NIC does not say it, no speed is
     predicted. `latency_seconds` is one way between two hosts (None: as measured, else that of a switch), `dtype` the
     activations' type where the inventory sets one, and `handoff` the mode of the handoff plugin, off where it is idle.
-    `overlap_possible` has what its overlap would bring told where it is off. `curves` adds what drawings show, some 40
-    replays more.
+    `overlap_possible` has what its overlap would bring told where it is off, and `staggers` says whether it may change
+    the rhythm of requests (`ppdeploy.plan.handoff.may_stagger`). `curves` adds what drawings show, some 40 replays
+    more.
     """
     latency = LAN_LATENCY if latency_seconds is None else latency_seconds
     hosts = [row.host for row in decision.memory]
@@ -119,7 +121,7 @@ def expect(
     settings = Settings(
         decision.capacity.batched_tokens,
         running(decision.capacity, prompt + answer),
-        **as_predicted(handoff),
+        **as_predicted(handoff, staggers=staggers),
     )
     few = len(joined.stages) <= MOST_COMPARED
     found = outlook(joined, settings, input_tokens=prompt, output_tokens=answer, compare=few)
@@ -139,7 +141,9 @@ def expect(
         }
     )
     if overlap_possible and handoff == "off" and few and outcome.network is not None:
-        outcome = outcome.model_copy(update=_overlapped(joined, settings, prompt, answer))
+        outcome = outcome.model_copy(
+            update=_overlapped(joined, replace(settings, **as_predicted("overlap", staggers=staggers)), prompt, answer)
+        )
     model = SpeedModel(joined, settings, prompt, answer) if found.predictions else None
     return Expected(outcome, tuple(_findings(pipeline, told)), model)
 
@@ -265,9 +269,12 @@ def _network_cost(
 
 
 def _overlapped(pipeline: Pipeline, settings: Settings, prompt: int, answer: int) -> dict[str, object]:
-    """Return what the outlook says of the handoff plugin's overlap where it is off: the best size of a step, speeds."""
+    """Return what the outlook says of the handoff plugin's overlap where it is off: the best size of a step, speeds.
+
+    `pipeline` is that without the plugin, `settings` those with it.
+    """
     halved = replace(pipeline, handoff_bytes=pipeline.handoff_bytes / HANDOFF_TENSORS)
-    best = best_settings(halved, replace(settings, overlap=True), input_tokens=prompt, output_tokens=answer)
+    best = best_settings(halved, settings, input_tokens=prompt, output_tokens=answer)
     return {
         "overlap_batched_tokens": best.max_num_batched_tokens,
         "overlap_speeds": tuple(

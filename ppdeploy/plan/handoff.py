@@ -7,7 +7,7 @@ says so in vLLM's log; the plan tells the same before anything is installed. The
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypedDict
 
 from ppdeploy.plan.types import Finding
@@ -46,14 +46,42 @@ class Overlap(TypedDict):
     stagger: int | None
 
 
-def as_predicted(mode: str) -> Overlap:
-    """Return what a mode decides of the speed model's settings; that both halve the bytes is no part of these."""
+def as_predicted(mode: str, *, staggers: bool = True) -> Overlap:
+    """Return what a mode decides of the speed model's settings; that both halve the bytes is no part of these.
+
+    `staggers` tells whether the plugin may change vLLM's rhythm there (`may_stagger`).
+    """
     name, _, tokens = mode.partition(":")
+    if not staggers:
+        return Overlap(overlap=name == "overlap", stagger=0)
     return Overlap(overlap=name == "overlap", stagger=int(tokens) if tokens else None)
 
 
-def handoff_findings(pipeline: str, mode: str, idle: str) -> Iterator[Finding]:
-    """Yield that a mode changes nothing, for the reason `idle` of `why_idle`."""
+def may_stagger(device: str, env: Mapping[str, str], arguments: Mapping[str, object]) -> bool:
+    """Tell whether the plugin changes the rhythm of requests where there are two stages (`possible` of its stagger.py).
+
+    Only Model Runner V2 with asynchronous scheduling and without drafts has the one that it knows.
+    """
+    return (
+        device == "cuda"
+        and env.get("VLLM_USE_V2_MODEL_RUNNER") != "0"
+        and arguments.get("async-scheduling") is not False
+        and arguments.get("speculative-config") is None
+    )
+
+
+def handoff_findings(pipeline: str, mode: str, idle: str, *, staggers: bool) -> Iterator[Finding]:
+    """Yield that a mode changes nothing, for the reason `idle` of `why_idle`, or that a part of it does not."""
+    tokens = mode.partition(":")[2]
+    if not idle and tokens and int(tokens) and not staggers:
+        yield Finding(
+            id="handoff-tokens",
+            verdict="ready",
+            pipeline=pipeline,
+            reason=f"ppdeploy_handoff: {mode} does what overlap does: a handoff gets a step of its own with two stages"
+            " on GPUs alone, with vLLM's default model runner and schedule and without speculation",
+            remedy="set ppdeploy_handoff: overlap, or leave it",
+        )
     if idle and mode != "off":
         reason, remedy = f"ppdeploy_handoff: {mode} will change nothing: {idle}", "remove ppdeploy_handoff"
         yield Finding(id="handoff-idle", verdict="slow", pipeline=pipeline, reason=reason, remedy=remedy)

@@ -243,7 +243,7 @@ class Outlook(Frozen):
     )
     best_speeds: tuple[Speed, ...] = Field(default=(), description="with that value, where it is another")
     handoff: str = Field(
-        default="off", description="the mode of ppdeploy_handoff that is predicted for; off: it is idle"
+        default="off", description="the mode of ppdeploy_handoff that is predicted for: off where it is off or idle"
     )
     overlap_batched_tokens: int | None = Field(
         default=None, description="max_num_batched_tokens that would serve best with ppdeploy_handoff: overlap"

@@ -160,10 +160,10 @@ def _refuse_flag(key: object, item: object, taken: dict[str, JsonValue]) -> tupl
 def _whole(base: str) -> str:
     """Return the long name of a map's option that a dotted name starts with, in whatever spelling."""
     base = SHORT_FORMS.get(base, base)
-    for options in all_tables():
-        if base not in options.kinds and (meant := options.meant_by(base)):
-            return meant[0]
-    return base
+    newest, *older = all_tables()
+    if any(base in options.kinds for options in (newest, *older)):
+        return base
+    return next(iter(newest.meant_by(base)), base)
 
 
 def _refuse_argument(key: str, item: object) -> tuple[str, str] | None:
@@ -224,6 +224,8 @@ OWNED_ENV: dict[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "set ppdeploy_kv_cache_gib instead",
     "VLLM_CPU_OMP_THREADS_BIND": "set ppdeploy_omp_threads_bind instead",
     "PPDEPLOY_HANDOFF": "set ppdeploy_handoff instead, which installs the plugin too",
+    "PPDEPLOY_HANDOFF_STAGGER": "write it into ppdeploy_handoff instead: overlap:TOKENS",
+    "PPDEPLOY_HANDOFF_SWITCH": "remove it: it is for measuring, and lets a file change the mode under the plan",
     "VLLM_TARGET_DEVICE": "set ppdeploy_device instead",
     "VLLM_PORT": "remove it: it is vLLM's own internal port; the API's is ppdeploy_api_port",
     "VLLM_MODEL_REDIRECT_PATH": "set ppdeploy_model instead",

@@ -515,8 +515,9 @@ class PipelineVars(Frozen):
     )
     handoff: Annotated[str, BeforeValidator(_handoff)] = _var(
         "How stages hand hidden states on: off (as vLLM sends them), lossless (their sum: half the bytes) or overlap "
-        "(the same, and nobody waits for a send; overlap:TOKENS names the batch from which on a handoff gets a step of "
-        "its own). Installs a plugin of ppdeploy's own beside vLLM on all nodes; where that was not tested, the plan "
+        "(the same, and nobody waits for a send; with two stages on GPUs a handoff of many tokens also gets a step of "
+        "its own: from half of max-num-batched-tokens on, 512 at most, or from the TOKENS of overlap:TOKENS). Installs "
+        "a plugin of ppdeploy's own beside vLLM on all nodes; where that was not tested, the plan "
         "says so and handoffs stay as they are (docs/handoff.md).",
         must="off, lossless, overlap or overlap:TOKENS",
         scope="pipeline",

@@ -15,7 +15,8 @@
 #   KILL=""        seconds to watch the head after the last rank was killed under load; then all start anew
 #   SPACES=handoff  how the network namespaces' names begin, for two proofs side by side
 # VENV has the vLLM, and its version must be in `versions.py` (add the line first: the proof decides whether it stays).
-# Fails when the answers of the modes differ from each other or, in float32, from those without the plugin; when a byte
+# Fails when the answers of the modes differ from each other (unless vLLM's own differ from run to run, also for prompts
+# that were alone) or, in float32, from those without the plugin; when a byte
 # is sent that should have been saved; when a model with a hidden size of 4096 or more, whose handoffs outweigh all
 # other messages, does not send less than 0.55 of the bytes on the link; or when the plugin stayed out. Logs and answers
 # are kept; their folder is named.
@@ -135,13 +136,14 @@ for name in lossless "$overlap"; do
   [ "$hidden" -lt 4096 ] || awk -v share="$share" 'BEGIN {exit share > 0.55}' || { echo "FAILED: more than 0.55"; failed=1; }
 done
 [ "$(value handoffs "$overlap")" != "$(value handoffs lossless)" ] || { echo "FAILED: no overlap"; failed=1; }
-decides=
+decides='' compared=''
 same() { python3 "$here/same.py" "$out/$1.json" "$out/$2.json" $decides; }
 same off off-again || { echo "(vLLM alone differs from run to run: only prompts that were alone decide)"; decides=one; }
 if same off off-again > "$out/again"; then
   same lossless "$overlap" || { echo "FAILED: the modes differ"; failed=1; }
 else
   echo "(and these too: the modes cannot be compared)"
+  compared=" (modes not compared)"
   same lossless "$overlap" || true
 fi
 if [ "$dtype" = float32 ]; then
@@ -188,5 +190,5 @@ if [ -n "${KILL:-}" ]; then
   ip netns exec "$head" "$venv/bin/python" "$here/equal.py" "${plain[@]}" "$out/after.json" "${prompts[@]}"
   same "$overlap" after || { echo "FAILED: other texts after a kill"; failed=1; }
 fi
-[ $failed = 0 ] && echo "PROVED: $("$venv/bin/python" -c 'import vllm; print(vllm.__version__)') on $device, $stages stages x $tensor"
+[ $failed = 0 ] && echo "PROVED: $("$venv/bin/python" -c 'import vllm; print(vllm.__version__)') on $device, $stages stages x $tensor$compared"
 exit $failed

@@ -12,19 +12,21 @@ from ppdeploy_handoff.stagger import Due, delay, possible
 
 
 @pytest.mark.parametrize(
-    ("mode", "tokens", "structured", "steps"),
+    ("mode", "tokens", "most", "structured", "steps"),
     [
-        ("off", 4096, False, 2),
-        ("lossless", 4096, False, 2),
-        ("overlap:0", 4096, True, 2),
-        ("overlap:512", 511, False, 2),
-        ("overlap:512", 512, False, 3),
-        ("overlap:512", 8, True, 3),
-        ("overlap", 512, False, 3),
+        ("off", 4096, 8192, False, 2),
+        ("lossless", 4096, 8192, False, 2),
+        ("overlap:0", 4096, 8192, True, 2),
+        ("overlap:512", 511, 8192, False, 2),
+        ("overlap:512", 512, 8192, False, 3),
+        ("overlap:512", 8, 8192, True, 3),
+        ("overlap", 512, 8192, False, 3),
+        ("overlap", 128, 256, False, 3),
+        ("overlap", 127, 256, False, 2),
     ],
 )
-def test_delay(mode: str, tokens: int, structured: bool, steps: int) -> None:
-    assert delay(parse(mode), 2, tokens, 8192, structured) == steps
+def test_delay(mode: str, tokens: int, most: int, structured: bool, steps: int) -> None:
+    assert delay(parse(mode), 2, tokens, most, structured) == steps
 
 
 def run(delays: list[int], steps: int) -> list[list[str]]:

@@ -129,7 +129,7 @@ def test_counters_of_all_processes_of_a_node_add_up(tmp_path: Any) -> None:
 def test_the_scheduler_lets_requests_of_a_large_batch_wait_one_step_more() -> None:
     class Scheduler:
         parallel_config = SimpleNamespace(pipeline_parallel_size=2)
-        max_num_scheduled_tokens = 1024
+        max_num_scheduled_tokens = 400
         _ppdeploy_possible = True
 
         def __init__(self) -> None:
@@ -142,7 +142,7 @@ def test_the_scheduler_lets_requests_of_a_large_batch_wait_one_step_more() -> No
             self.requests["decoding"].next_decode_eligible_step = 10 + 2
 
     stagger._change_scheduler(stagger.Now(parse("overlap")), Counters(None), Scheduler)
-    for tokens, step, stamped in ((600, 13, 3), (100, 12, None)):
+    for tokens, step, stamped in ((250, 13, 3), (100, 12, None)):
         scheduler = Scheduler()
         output = SimpleNamespace(
             total_num_scheduled_tokens=tokens,

@@ -11,7 +11,8 @@ import pytest
 
 from ppdeploy import bundle as bundles
 from ppdeploy import locks
-from ppdeploy.cli import demo
+from ppdeploy.bundle import packages
+from ppdeploy.cli import bundling, demo
 from ppdeploy.errors import ApplyError
 from tests.unit.cli_support import Command
 
@@ -66,6 +67,7 @@ def test_a_bundle_with_packages_and_a_model_says_what_to_put_into_the_inventory(
     command: Command, made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(bundling, "archives_have", lambda _name: True)
     outcome = command("bundle", "--python", "3.12", "--extra", "runai", "--packages", "--model", "org/x")
     assert outcome.code == 0
     for line in ("ppdeploy_system_packages: bundle", "ppdeploy_model: /srv/bundle/models/x"):
@@ -77,6 +79,30 @@ def test_a_bundle_with_packages_and_a_model_says_what_to_put_into_the_inventory(
     ]
     assert options["model"].token == "hf_secret"
     assert "hf_secret" not in repr(options["model"]) + outcome.err + outcome.out
+
+
+def test_a_bundle_goes_without_a_rare_package_that_the_archives_lack(
+    command: Command, made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundling, "archives_have", lambda name: name != "wireguard-go")
+    outcome = command("bundle", "--python", "3.12", "--packages")
+    assert outcome.code == 0
+    assert (
+        "this machine's archives have no wireguard-go: left out, since only ppdeploy_fabric_encryption" in outcome.err
+    )
+    ((_, _, options),) = made
+    assert "wireguard-tools" in options["packages"]
+    assert "wireguard-go" not in options["packages"]
+
+
+def test_what_the_archives_have_is_asked_of_apt(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {
+        "here": "here:\n  Installed: (none)\n  Candidate: 1.0-1\n",
+        "virtual": "virtual:\n  Candidate: (none)\n",
+        "no": "",
+    }
+    monkeypatch.setattr(packages, "_run", lambda command: said[command[-1]])
+    assert [name for name in said if packages.archives_have(name)] == ["here"]
 
 
 def test_verify_fetches_nothing(command: Command, made: list[Any], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ppdeploy.plan import BenchRun, PipelinePlan, Plan
+from ppdeploy.plan import BenchRun, PipelinePlan, Plan, bench
 from ppdeploy.plan.bench import BenchLoad, circumstances, matching
 from ppdeploy.plan.build import speed_models
 from ppdeploy.plan.refine import Factors, Measured, bounds, fit_factors, refined
@@ -234,6 +234,18 @@ def test_several_benchmarks_are_counted_and_the_latest_is_named_whatever_their_o
     assert first is not None
     assert (first.benchmarks, first.latest, first.loads[0].runs) == (2, "2026-11-30T03:55:00Z", 2)
     assert [run.time[:10] for run in matching(only(plan()), runs)] == ["2026-11-29", "2026-11-30"]
+
+
+def test_a_benchmark_with_another_mode_of_the_handoff_refines_nothing() -> None:
+    run = bench_run(SLOWER)
+    assert run.circumstances.handoff == "off"
+    for mode, refines in (("overlap", False), ("off", True), (None, True)):
+        told = run.circumstances.model_copy(update={"handoff": mode})
+        found = only(plan([run.model_copy(update={"circumstances": told})])).outlook.refinement
+        assert (found is not None) == refines
+    # A file from before the mode was kept says nothing of a pipeline on CPUs, where the plugin worked already.
+    old = run.circumstances.model_copy(update={"handoff": None, "device": "cpu"})
+    assert bench._known(old).handoff is None
 
 
 def test_a_plan_at_another_latency_is_not_refined() -> None:

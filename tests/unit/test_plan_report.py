@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from ppdeploy.paths import data_root
 from ppdeploy.plan import Plan
-from ppdeploy.plan_report import compare_report, memory_parts, plan_report
+from ppdeploy.plan_report import advice, compare_report, memory_parts, plan_report
 from tests.factories_plan import make_complete_plan
 from tests.golden.plans.cases import CASES, plan_of
 from tests.unit.test_plan_tuning import tunable_cluster
@@ -45,6 +46,23 @@ def test_a_plan_reads_without_colours_and_without_unicode() -> None:
     assert "# weights 16.0" in text
     assert "v  1 Gbit/s" in text
     assert "\x1b[" in shown(plan, 60, colour=True)
+
+
+def test_what_the_handoff_plugin_would_bring_is_said_where_it_is_worth_it() -> None:
+    said = list(advice(plan_of(CASES[NAMES[0]]).pipelines[0]))
+    assert said[-1].startswith("ppdeploy_handoff: overlap and steps of 512 tokens (max-num-batched-tokens in ")
+    # README.md shows what is said of this plan.
+    readme = " ".join((data_root() / "README.md").read_text(encoding="utf-8").split())
+    assert [line for line in said if f"- {line}" not in readme] == []
+    # 5 % or less is not worth a sentence.
+    gains = {}
+    for name in CASES:
+        outlook = plan_of(CASES[name]).pipelines[0].outlook
+        if outlook.overlap_speeds:
+            gains[name] = outlook.overlap_speeds[-1].tokens_per_second / outlook.speeds[-1].tokens_per_second
+    least = min(gains, key=lambda name: gains[name])
+    assert gains[least] < 1.05
+    assert "ppdeploy_handoff: overlap" not in shown(plan_of(CASES[least]), 160)
 
 
 def test_a_bar_is_as_long_as_its_memory() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ppdeploy.errors import InputError
 from ppdeploy.facts import Tunnelling, load_facts, save_facts
+from ppdeploy.plan.environment import OF_TUNNELS
 from ppdeploy.plan.gpus import GPUS, MIB
 from ppdeploy.short_facts import FIELDS, ShortFacts, expand, make_gpu, rate_mbit, read_facts
 from ppdeploy.spec import Spec
@@ -45,6 +46,11 @@ def test_a_saved_file_is_read_as_it_is(tmp_path: Path) -> None:
     saved = make_cluster(2)
     save_facts(tmp_path / "facts.json", saved)
     assert read_facts(tmp_path / "facts.json", spec()) == (saved, ())
+
+
+def test_assumed_hosts_have_what_a_tunnel_takes() -> None:
+    (made,) = expand({"node1": ShortFacts(gpus=("H100",))}, spec()).values()
+    assert {one.value for kind in OF_TUNNELS.values() for one in kind} <= set(made.tools)
 
 
 def test_expanded_facts_can_be_saved_and_read(tmp_path: Path) -> None:

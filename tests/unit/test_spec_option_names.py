@@ -253,3 +253,12 @@ def test_the_tables_differ_where_the_versions_do() -> None:
     assert set(CPU.kinds) <= set(GPU.kinds)
     assert GPU.negative["disable-prefix-caching"] == "enable-prefix-caching"
     assert "disable-prefix-caching" not in CPU.negative
+
+
+def test_a_dotted_name_leads_to_the_option_that_it_names_and_to_no_other() -> None:
+    newest = all_tables()[0]
+    for name in set(newest.kinds) - set(OWNED_FLAGS):
+        with pytest.raises(RefusedItemsError) as error:
+            check_vllm_args({f"{name}.x": 1})
+        ((_, remedy),) = error.value.items
+        assert remedy == f"write a map below {name} instead"

