@@ -266,6 +266,8 @@ def plan_of_play(
                 "gateway": gateway_slice(spec, node, typed[node.host], whole=whole),
                 **({"bench": asked[pipeline.name]} if asked else {}),
             }
+    # Nothing is made on any node while one of them is refused.
+    may_work = not plan.blocked()
     gateways: dict[str, Any] = {}
     if whole:
         gateways = {one.host: outside_slice(spec, one) for one in plan.gateways}
@@ -274,13 +276,12 @@ def plan_of_play(
         "plan": plan.model_dump(mode="json"),
         "nodes": nodes,
         "gateways": gateways,
-        # Nothing is made on any node while one of them is refused.
-        "keyless": keyless([node.tunnel for one in plan.pipelines for node in one.nodes]) and not plan.blocked(),
+        "keyless": may_work and keyless([node.tunnel for one in plan.pipelines for node in one.nodes]),
         "packages_first": [
             node.host
             for one in plan.pipelines
             for node in one.nodes
-            if packages_first(spec.pipeline(one.name).vars, node, typed[node.host]) and not plan.blocked()
+            if may_work and packages_first(spec.pipeline(one.name).vars, node, typed[node.host])
         ],
     }
 

@@ -1116,14 +1116,12 @@ def wait(root: Path, lock: Lock, seconds: float) -> dict[str, Any]:
             # It stays for others who wait for the same build, until the next one begins.
             raise VenvError(state["failed"])
         if state is not None and ("finished" in state or "failed" in state or (whole and not runs)):
-            with contextlib.suppress(FileNotFoundError):
-                state_path(root, lock).unlink()
+            state_path(root, lock).unlink(missing_ok=True)
             # Marked as whole, and then ended before it could say so, it is whole all the same.
             told_ = state.get("finished") or {}
             return {**common, "changed": True, "done": True, "progress": "built and proved", **told_}
         if not runs or state is None:
-            with contextlib.suppress(FileNotFoundError):
-                state_path(root, lock).unlink()
+            state_path(root, lock).unlink(missing_ok=True)
             raise VenvError(f"the build of the environment on {here()} ended without a word: apply again")
         if time.monotonic() >= deadline:
             return {**common, "done": False, "progress": state.get("progress") or "beginning"}
@@ -1173,8 +1171,7 @@ def present(params: dict[str, Any], lock: Lock, uv: Wheel, check: bool) -> dict[
                 begin(work, root, lock)
                 return result
             # Nobody waits for this one, and what another said before it holds no more.
-            with contextlib.suppress(FileNotFoundError):
-                state_path(root, lock).unlink()
+            state_path(root, lock).unlink(missing_ok=True)
             result.update(work())
     else:
         result["versions"] = {name: marker.get(name) for name in ("python", "vllm", "torch", "nccl", "cuda", "arches")}

@@ -1122,7 +1122,8 @@ class Pull:
         left, peer, pause = entries, Peer(address, self._argv, self._params["patience"]), ASK[0]
         while not self._over.is_set():
             asked, before = left, sum(staged_bytes(self._model, entry) for entry in left)
-            code, said = self._rsync(address, left, descriptor)
+            source = url_of(address, SERVED_AS) + "/"
+            code, said = run_rsync([*self._argv, source, f"{self._model.staging}/"], left, descriptor)
             left = [entry for entry in left if not is_whole(self._model, entry)]
             if not left:
                 return
@@ -1143,18 +1144,6 @@ class Pull:
             # The chain is broken here: the first node has all files in any case.
             address = self._params["source"]
             peer, pause = Peer(address, self._argv, self._params["patience"]), ASK[0]
-
-    def _rsync(self, address: str, entries: list[Entry], descriptor: int) -> tuple[int, str]:
-        done = subprocess.run(
-            [*self._argv, url_of(address, SERVED_AS) + "/", f"{self._model.staging}/"],
-            input="".join(entry.path + "\n" for entry in entries),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            pass_fds=[descriptor],
-        )
-        return done.returncode, last_line(done.stderr, done.returncode)
 
     def _reason(self, address: str, said: str) -> str:
         return (
@@ -1216,19 +1205,11 @@ class Copy:
             raise WeightsError(
                 f"{self._folder} is not there on {host}: mount it on every node, or remove ppdeploy_model_on_nodes"
             )
-        done = subprocess.run(
-            [*self._argv, f"{self._folder.rstrip('/')}/", f"{self._model.staging}/"],
-            input="".join(entry.path + "\n" for entry in entries),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            pass_fds=[descriptor],
-        )
-        said = last_line(done.stderr, done.returncode)
-        if done.returncode == FULL:
+        source = f"{self._folder.rstrip('/')}/"
+        code, said = run_rsync([*self._argv, source, f"{self._model.staging}/"], entries, descriptor)
+        if code == FULL:
             raise WeightsError(cannot_write(self._model, said))
-        if done.returncode != 0:
+        if code != 0:
             raise WeightsError(
                 f"the files cannot be copied from {self._folder} on {host} ({said}): check the mount, then {AGAIN}"
             )
@@ -1273,6 +1254,20 @@ def cannot_write(model: Model, said: str) -> str:
 def redacted(text: str) -> str:
     """Return the text without users and passwords in its URLs."""
     return re.sub(r"(\w+://)[^/\s]*@", r"\1***@", text)
+
+
+def run_rsync(argv: list[str], entries: list[Entry], descriptor: int) -> tuple[int, str]:
+    """Copy these files by `argv`, which reads their names on stdin; its exit code, and the line that says why."""
+    done = subprocess.run(
+        argv,
+        input="".join(entry.path + "\n" for entry in entries),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        pass_fds=[descriptor],
+    )
+    return done.returncode, last_line(done.stderr, done.returncode)
 
 
 def last_line(text: str, code: int) -> str:

@@ -19,7 +19,7 @@ from ppdeploy.plan.network import (
     handoff_bytes,
     rate_label,
 )
-from ppdeploy.plan.outlook import CONCURRENCIES, LinkOutlook, LoadPrediction, best_settings, outlook
+from ppdeploy.plan.outlook import LinkOutlook, LoadPrediction, best_settings, outlook, predict_loads
 from ppdeploy.plan.serving import Load, Pipeline, Prediction, Settings, predict
 from ppdeploy.plan.speed import StageLoad
 from ppdeploy.plan.types import Capacity, Curve, Fabric, Finding, NetworkCost, Outlook, Speed, StageLink
@@ -277,9 +277,7 @@ def _overlapped(pipeline: Pipeline, settings: Settings, prompt: int, answer: int
     best = best_settings(halved, settings, input_tokens=prompt, output_tokens=answer)
     return {
         "overlap_batched_tokens": best.max_num_batched_tokens,
-        "overlap_speeds": tuple(
-            speed_of(users, predict(halved, Load(users, prompt, answer), best)) for users in CONCURRENCIES
-        ),
+        "overlap_speeds": _speeds(predict_loads(halved, best, (prompt, answer))),
     }
 
 

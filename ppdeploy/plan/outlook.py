@@ -116,7 +116,7 @@ def outlook(
     best = settings
     if compare:
         best = best_settings(pipeline, settings, input_tokens=input_tokens, output_tokens=output_tokens)
-    predictions = _predictions(pipeline, settings, tokens)
+    predictions = predict_loads(pipeline, settings, tokens)
     gains: dict[float, tuple[str, float]] = {}
     now = predictions[-1].prediction
     for rate in {link.rate_bits for link in pipeline.links}:
@@ -132,11 +132,12 @@ def outlook(
             for index, found in enumerate(blocked)
         ),
         best_settings=best,
-        best_predictions=predictions if best == settings else _predictions(pipeline, best, tokens),
+        best_predictions=predictions if best == settings else predict_loads(pipeline, best, tokens),
     )
 
 
-def _predictions(pipeline: Pipeline, settings: Settings, tokens: tuple[int, int]) -> tuple[LoadPrediction, ...]:
+def predict_loads(pipeline: Pipeline, settings: Settings, tokens: tuple[int, int]) -> tuple[LoadPrediction, ...]:
+    """Return the predictions for CONCURRENCIES; `tokens` are those of each prompt and answer."""
     return tuple(
         LoadPrediction(concurrency, *tokens, predict(pipeline, Load(concurrency, *tokens), settings))
         for concurrency in CONCURRENCIES

@@ -144,6 +144,7 @@ if same off off-again > "$out/again"; then
 else
   echo "(and these too: the modes cannot be compared)"
   compared=" (modes not compared)"
+  # Shown to whoever reads it; it decides nothing.
   same lossless "$overlap" || true
 fi
 if [ "$dtype" = float32 ]; then

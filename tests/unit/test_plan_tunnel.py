@@ -10,7 +10,7 @@ import yaml
 
 from ppdeploy.bundle import content
 from ppdeploy.errors import InputError
-from ppdeploy.facts import FileState, NodeFacts, PipelineState, Tunnelling, UnitState
+from ppdeploy.facts import FileState, NodeFacts, Tunnelling
 from ppdeploy.gang_report import plain
 from ppdeploy.lab.tiny_model import make_tiny_model
 from ppdeploy.paths import data_root
@@ -23,25 +23,7 @@ from ppdeploy.render import NO_KEY, release_json, render_node
 from ppdeploy.spec import spec_from_values
 from tests.factories import make_cluster
 from tests.factories_plan import make_complete_plan, make_pipeline_spec
-
-RUNNING = PipelineState(
-    current=None,
-    previous=None,
-    started_release=None,
-    releases=(),
-    unit_files=(),
-    unit=UnitState(
-        load_state="loaded",
-        active_state="active",
-        sub_state="running",
-        result="success",
-        main_pid=7,
-        restarts=0,
-        active_since_monotonic_us=1,
-        unit_file_state="static",
-        needs_daemon_reload=False,
-    ),
-)
+from tests.unit.test_plan_tuning import RUNNING
 
 
 def able(facts: dict[str, NodeFacts], **changes: Any) -> dict[str, NodeFacts]:
