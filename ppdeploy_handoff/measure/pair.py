@@ -4,7 +4,8 @@ To be run by the Python of an environment with vLLM. Real are GroupCoordinator, 
 AsyncIntermediateTensors and the norm that takes the tensors; a stand-in of the model runner makes random tensors on the
 first stage and, on the second, copies what arrives into buffers of its own, as both model runners do. Modes change on
 the way, batch by batch. Prints PROVED and ends with 0 when all batches came in their order, the residual stream was
-equal to the bit (in float32 what is normalised too), and the counters are right; SIGALRM ends a hang.
+equal to the bit (in float32 what is normalised too; with fp8 equal to what its bytes say), and the counters are right;
+SIGALRM ends a hang.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-from ppdeploy_handoff import worker
+from ppdeploy_handoff import fp8, worker
 from ppdeploy_handoff.counters import Counters
 from ppdeploy_handoff.settings import parse
 
 HIDDEN, MOST, LIMIT = 512, 300, 240
-MODES = ["off"] * 20 + ["lossless"] * 60 + ["overlap"] * 60 + ["lossless", "overlap", "off"] * 20
+MODES = ["off"] * 20 + ["lossless"] * 60 + ["overlap"] * 60 + ["fp8"] * 60 + ["lossless", "overlap", "fp8", "off"] * 20
 """The mode of each batch; when it changes, sends that were put off are still on the wire."""
 
 
@@ -88,6 +89,9 @@ def stage(rank: int, port: int, dtype_name: str) -> None:
             wrong["order"] += set(came) != {"hidden_states", "residual"} or came["hidden_states"].shape != hidden.shape
             for buffer, name in zip(buffers, ("hidden_states", "residual"), strict=True):
                 buffer[: len(hidden)].copy_(came[name][: len(hidden)])
+            if MODES[batch.number] == "fp8":
+                hidden = fp8.decode(fp8.encode(hidden + residual), dtype_name)
+                residual = torch.full_like(hidden, -0.0)
             expected = norm(hidden, residual, None, 1e-6)
             found = norm(buffers[0][: len(hidden)], buffers[1][: len(hidden)], None, 1e-6)
             bits = [torch.equal(one.view(torch.uint8), two.view(torch.uint8)) for one, two in zip(found, expected)]
@@ -117,10 +121,15 @@ def stage(rank: int, port: int, dtype_name: str) -> None:
         ok = not wrong["order"] and not wrong["residual"] and (dtype_name != "float32" or not wrong["normalised"])
     else:
         packed = [number for number, mode in enumerate(MODES) if mode != "off"]
-        sizes = [tensors(torch, number, dtype)[0].numel() * dtype.itemsize for number in packed]
+        values = {number: tensors(torch, number, dtype)[0].numel() for number in packed}
+        sent = sum(
+            count * dtype.itemsize if MODES[number] != "fp8" else count // HIDDEN * (HIDDEN + fp8.TAIL)
+            for number, count in values.items()
+        )
+        saved = 2 * dtype.itemsize * sum(values.values()) - sent
         told = {name: counters.value(name) for name in ("handoffs", "bytes_sent", "bytes_saved", "waits_avoided")}
         print(f"{dtype_name}: {told}, held at the end: {len(handoff._ring)}, by vLLM: {len(pp._pending_isends)}")
-        ok = (told["handoffs"], told["bytes_sent"], told["bytes_saved"]) == (len(packed), sum(sizes), sum(sizes))
+        ok = (told["handoffs"], told["bytes_sent"], told["bytes_saved"]) == (len(packed), sent, saved)
     sys.stdout.flush()
     os._exit(0 if ok else 1)
 
