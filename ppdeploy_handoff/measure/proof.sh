@@ -2,8 +2,10 @@
 # The proof that the plugin works with a vLLM: the ranks of one pipeline on this machine, each in a network namespace
 # (root), joined by veth pairs and a bridge; all modes on one server, alternated through the switch file.
 #
-#   proof.sh VENV MODEL cpu DTYPE                 CPU ranks; MODEL of a small vocabulary (2,000 or more)
-#   proof.sh VENV MODEL cuda DTYPE [RATE...]      one GPU each; then the load at each RATE of tc (none, 1gbit, ...)
+#   proof.sh VENV MODEL cpu DTYPE [RATE...]       CPU ranks; MODEL of a vocabulary of 2,000 or more
+#   proof.sh VENV MODEL cuda DTYPE [RATE...]      one GPU each
+#
+# then the load at each RATE of tc (none, 1gbit, ...).
 #
 # From the environment:
 #   STAGES=2       ranks, of which all but the last send
@@ -70,6 +72,9 @@ for number in "${!ranks[@]}"; do
 done
 head=${ranks[0]}
 
+of_model() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$model/config.json" "$1"; }
+hidden=$(of_model hidden_size) vocabulary=$(of_model vocab_size)
+
 mode() { echo "$*" > "$out/mode"; }
 mode off
 rank() { # NUMBER ARGUMENT...
@@ -130,7 +135,6 @@ value() { awk -v name="ppdeploy_handoff_$1_total" '$1 == name {print $2 + 0}' "$
 [ "$(value handoffs off-again)" = 0 ] || { echo "FAILED: handoffs were changed with the mode off"; failed=1; }
 [ "$(value handoffs lossless)" != 0 ] || { echo "FAILED: the plugin stayed out"; failed=1; }
 [ "$(value bytes_sent "$overlap")" = "$(value bytes_saved "$overlap")" ] || { echo "FAILED: not half the bytes"; failed=1; }
-hidden=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["hidden_size"])' "$model/config.json")
 for name in lossless "$overlap" "$short-again"; do
   most=0.55
   [ "$name" != "$short-again" ] || most=0.30
@@ -175,7 +179,7 @@ fi
 load() { # TAG USERSxPROMPTxANSWERxREQUESTS
   local words
   IFS=x read -ra words <<< "$2"
-  ip netns exec "$head" "$venv/bin/python" "$here/load.py" "$1" "${words[@]}" "$RANDOM"
+  ip netns exec "$head" "$venv/bin/python" "$here/load.py" "$1" "${words[@]}" "$RANDOM" "$vocabulary"
 }
 for rate in "$@"; do
   burst=256kb

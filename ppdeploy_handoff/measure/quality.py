@@ -22,7 +22,9 @@ ANSWER = 64
 def post(path: str, **body: Any) -> Any:
     """What the server answers."""
     request = urllib.request.Request(
-        f"http://127.0.0.1:8000/{path}", json.dumps({"model": "m", **body}).encode(), {"Content-Type": "application/json"}
+        f"http://127.0.0.1:8000/{path}",
+        json.dumps({"model": "m", **body}).encode(),
+        {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=900) as response:
         return json.load(response)
@@ -44,7 +46,14 @@ def ask(file: str, text: str, windows: int, tokens: int) -> None:
         sys.exit(f"{text} has {len(ids)} tokens, fewer than {windows} windows of {tokens}")
     found = [said(part) for part in parts]
     answers = [
-        post("v1/completions", prompt=part[:ANSWER], max_tokens=ANSWER, temperature=0, ignore_eos=True, return_token_ids=True)
+        post(
+            "v1/completions",
+            prompt=part[:ANSWER],
+            max_tokens=ANSWER,
+            temperature=0,
+            ignore_eos=True,
+            return_token_ids=True,
+        )
         for part in parts
     ]
     told = {

@@ -32,14 +32,17 @@ def test_modes(text: str, expected: Settings) -> None:
 
 @pytest.mark.parametrize("text", ["fast", "int8", "overlap:", "fp8:-1", "overlap:x", "lossless:3", "OVERLAP"])
 def test_a_wrong_mode_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="is no handoff mode: off, lossless, overlap, overlap:TOKENS, fp8 or fp8:TOKENS"):
+    with pytest.raises(
+        ValueError, match="is no handoff mode: off, lossless, overlap, overlap:TOKENS, fp8 or fp8:TOKENS"
+    ):
         parse(text)
     with pytest.raises(ValueError, match="^PPDEPLOY_HANDOFF: "):
         from_env({"PPDEPLOY_HANDOFF": text})
 
 
 @pytest.mark.parametrize(
-    ("text", "most", "limit"), [("overlap", 8192, 512), ("overlap", 256, 128), ("overlap:64", 256, 64), ("fp8", 2048, 512)]
+    ("text", "most", "limit"),
+    [("overlap", 8192, 512), ("overlap", 256, 128), ("overlap:64", 256, 64), ("fp8", 2048, 512)],
 )
 def test_the_limit_follows_the_most_tokens_of_a_batch(text: str, most: int, limit: int) -> None:
     assert parse(text).limit(most) == limit

@@ -70,9 +70,7 @@ def test_overlap_gives_vllm_handles_that_do_not_wait() -> None:
 
 
 def test_a_quarter_of_the_bytes_and_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        fp8, "encode", lambda hidden: replace(hidden, shape=(3, 32 + fp8.TAIL), dtype=Dtype("uint8"))
-    )
+    monkeypatch.setattr(fp8, "encode", lambda hidden: replace(hidden, shape=(3, 32 + fp8.TAIL), dtype=Dtype("uint8")))
     made, work, sent = handoff("fp8"), Work(), []
     whole = {key: replace(value, shape=(3, 32)) for key, value in tensors().items()}
     for gather, slices in ((None, 1), (SimpleNamespace(world_size=4), 4), (SimpleNamespace(world_size=5), 1)):
