@@ -14,11 +14,8 @@ LARGEST = 448.0
 """Of e4m3."""
 
 TAIL = 16
-"""Bytes behind the values of a token: its scale in float32, and nothing, so that what tensor parallel ranks cut into
+"""Bytes behind the values of a token: its scale in float32, four times, so that what tensor parallel ranks cut into
 equal slices (`isend_tensor_dict`) can still be cut by them."""
-
-SCALE = 4
-"""Bytes of the scale."""
 
 
 def fits(hidden: Any) -> bool:
@@ -27,23 +24,29 @@ def fits(hidden: Any) -> bool:
 
 
 def encode(hidden: Any) -> Any:
-    """`hidden` (shape [tokens, hidden], any float type) as bytes (shape [tokens, hidden + TAIL]), a fresh tensor."""
+    """The bytes of `hidden` (shape [tokens, hidden], any float type), hidden + TAIL a token, as a fresh tensor.
+
+    It has the type of `hidden`, and so many values fewer: not every communicator of vLLM gathers bytes (the one of CPUs
+    that share memory does not), and all of them gather what a model computes with.
+    """
     import torch
 
-    exact = hidden.float()
+    # As few kernels as there can be: for a lone user's token each of them costs more than what it computes.
+    largest = torch.linalg.vector_norm(hidden, torch.inf, dim=-1, keepdim=True, dtype=torch.float32)
     # A token of zeros has no largest value to divide by.
-    scale = exact.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+    scale = largest.mul_(1 / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
     width = hidden.shape[-1]
-    sent = hidden.new_zeros((len(hidden), width + TAIL), dtype=torch.uint8)
-    sent[:, :width].view(torch.float8_e4m3fn).copy_(exact / scale)
-    sent[:, width : width + SCALE].view(torch.float32).copy_(scale)
-    return sent
+    sent = hidden.new_empty((len(hidden), width + TAIL), dtype=torch.uint8)
+    sent[:, :width].view(torch.float8_e4m3fn).copy_(hidden / scale)
+    sent[:, width:].view(torch.float32).copy_(scale)
+    return sent.view(hidden.dtype)
 
 
-def decode(sent: Any, dtype: str) -> Any:
-    """What `encode` made bytes of, as `dtype` (torch's name of it, such as `bfloat16`)."""
+def decode(sent: Any) -> Any:
+    """What `encode` made bytes of, in its type."""
     import torch
 
-    width = sent.shape[-1] - TAIL
-    scale = sent[:, width : width + SCALE].view(torch.float32)
-    return sent[:, :width].view(torch.float8_e4m3fn).float().mul_(scale).to(getattr(torch, dtype))
+    octets = sent.view(torch.uint8)
+    width = octets.shape[-1] - TAIL
+    scale = octets[:, width:].view(torch.float32)[:, :1]
+    return octets[:, :width].view(torch.float8_e4m3fn).float().mul_(scale).to(sent.dtype)

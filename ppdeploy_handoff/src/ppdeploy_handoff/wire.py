@@ -9,7 +9,7 @@ from ppdeploy_handoff import fp8
 
 # Each travels with the metadata of the tensors that vLLM sends beside them, so the receiver needs no agreement
 # beforehand, and one without the plugin fails at once instead of reading half a handoff. MARK says that hidden_states
-# are the sum; SHORT that they are the sum in eight bits, and of which type it was.
+# are the sum; SHORT that they are the bytes of the sum in eight bits.
 MARK = "ppdeploy_handoff.sum"
 SHORT = "ppdeploy_handoff.fp8"
 PAIR = ("hidden_states", "residual")
@@ -32,7 +32,7 @@ def pack(tensors: dict[str, Any], *, short: bool = False) -> dict[str, Any] | No
         return None
     total = hidden + residual
     if short and fp8.fits(total):
-        return {PAIR[0]: fp8.encode(total), SHORT: str(total.dtype).removeprefix("torch.")}
+        return {PAIR[0]: fp8.encode(total), SHORT: 1}
     return {PAIR[0]: total, MARK: 1}
 
 
@@ -42,13 +42,13 @@ def unpack(tensors: dict[str, Any], postprocess: list[Callable[[], None]], zeros
     It is made by the last of `postprocess`, because until the others have run (the all-gather of the tensor
     parallel slices, in a group of one too) the received tensor is flat. `zeros` makes a tensor like the one given.
     """
-    plain, dtype = tensors.pop(MARK, None), tensors.pop(SHORT, None)
-    if plain is None and dtype is None:
+    whole, short = tensors.pop(MARK, None), tensors.pop(SHORT, None)
+    if whole is None and short is None:
         return False
 
     def restore() -> None:
-        if dtype is not None:
-            tensors[PAIR[0]] = fp8.decode(tensors[PAIR[0]], dtype)
+        if short is not None:
+            tensors[PAIR[0]] = fp8.decode(tensors[PAIR[0]])
         tensors[PAIR[1]] = zeros(tensors[PAIR[0]])
 
     postprocess.append(restore)
