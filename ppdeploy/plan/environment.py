@@ -60,14 +60,6 @@ RARE: Mapping[str, str] = {"wireguard-go": "ppdeploy_fabric_encryption: wireguar
 """Of these the packages that a bundle may lack, with what asks for them: some archives do not have them."""
 
 
-def package_manager(system: OperatingSystem) -> Literal["apt", "dnf"] | None:
-    """Return what installs packages on a system, None where it is neither Debian's kin nor Red Hat's."""
-    kin = {system.id or "", *system.id_like}
-    if kin & {"debian", "ubuntu"}:
-        return "apt"
-    return "dnf" if kin & {"rhel", "fedora", "centos", *PYTHONS} else None
-
-
 def installable(system: OperatingSystem) -> tuple[str, ...]:
     """Return the minor versions of Python that the system's own archives have."""
     major = (system.version_id or "").partition(".")[0]
@@ -162,7 +154,7 @@ def system_packages(system: OperatingSystem, python: str, device: Literal["cuda"
 
     Whether the node has it is asked there, right before the environment is built.
     """
-    if package_manager(system) == "apt":
+    if system.package_manager == "apt":
         return packages_of_debian(python, device)
     # Red Hat's own Python, which other packages need, has no number in its name.
     own = {"10": "3.12"}.get((system.version_id or "").partition(".")[0])

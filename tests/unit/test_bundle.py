@@ -19,6 +19,7 @@ from ppdeploy.bundle import (
     Bundle,
     ModelWish,
     Progress,
+    apt,
     default_folder,
     make_bundle,
     open_bundle,
@@ -32,6 +33,7 @@ from ppdeploy.bundle.content import check_model
 from ppdeploy.errors import BlockedError, InputError, PpdeployError
 from ppdeploy.locks import Wheel
 from ppdeploy.manifest import folder_manifest
+from tests.factories import make_facts
 from tests.hub_standin import HubStandin, Repository
 from tests.wheels import Shelf, wheel
 
@@ -365,8 +367,8 @@ def test_system_packages_come_with_what_they_need_and_an_index(
             Path(archives.partition("=")[2], name).write_bytes(b"deb")
         return ""
 
-    monkeypatch.setattr(packages, "_run", run)
-    monkeypatch.setattr(packages, "this_system", lambda: "debian 12")
+    monkeypatch.setattr(apt, "run", run)
+    monkeypatch.setattr(packages, "this_system", lambda: make_facts("node1").os)
     shutil.copytree(shelf.links, tmp_path / "out.partial" / "wheels")
     bundle = make_bundle(shelf.lock(), tmp_path / "out", packages=["python3.11", "libnuma1"])
     assert bundle.packages is not None
@@ -376,7 +378,7 @@ def test_system_packages_come_with_what_they_need_and_an_index(
     assert f"Package: libexpat1\nVersion: 1\nFilename: ./libexpat1_1_amd64.deb\nSize: 3\nSHA256: {sha256}\n\n" in index
     assert {file.path for file in bundle.files} >= {"packages/Packages", "packages/python3.11_1_amd64.deb"}
     verify_bundle(open_bundle(bundle.path))
-    monkeypatch.setattr(packages, "_run", lambda _: pytest.fail("apt was run"))
+    monkeypatch.setattr(apt, "run", lambda _: pytest.fail("apt was run"))
     assert make_bundle(shelf.lock(), tmp_path / "out", packages=["libnuma1"]) == bundle
 
 

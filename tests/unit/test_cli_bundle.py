@@ -11,7 +11,7 @@ import pytest
 
 from ppdeploy import bundle as bundles
 from ppdeploy import locks
-from ppdeploy.bundle import packages
+from ppdeploy.bundle import apt
 from ppdeploy.cli import bundling, demo
 from ppdeploy.errors import ApplyError
 from tests.unit.cli_support import Command
@@ -101,8 +101,8 @@ def test_what_the_archives_have_is_asked_of_apt(monkeypatch: pytest.MonkeyPatch)
         "virtual": "virtual:\n  Candidate: (none)\n",
         "no": "",
     }
-    monkeypatch.setattr(packages, "_run", lambda command: said[command[-1]])
-    assert [name for name in said if packages.archives_have(name)] == ["here"]
+    monkeypatch.setattr(apt, "run", lambda command: said[command[-1]])
+    assert [name for name in said if apt.archives_have(name)] == ["here"]
 
 
 def test_verify_fetches_nothing(command: Command, made: list[Any], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ppdeploy.bundle import content
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts, OperatingSystem, Python
-from ppdeploy.plan.environment import choose_lock, installable, package_manager, system_packages
+from ppdeploy.plan.environment import choose_lock, installable, system_packages
 from ppdeploy.plan.types import FirewallPlan, NodePlan
 from ppdeploy.play import venv_slice
 from tests.factories import make_cluster, make_facts
@@ -55,7 +55,23 @@ def nodes(*pairs: tuple[OperatingSystem, str]) -> dict[str, NodeFacts]:
     ids=lambda value: value.id if isinstance(value, OperatingSystem) else None,
 )
 def test_what_a_system_can_install(own: OperatingSystem, pythons: tuple[str, ...], manager: str | None) -> None:
-    assert (installable(own), package_manager(own)) == (pythons, manager)
+    assert (installable(own), own.package_manager) == (pythons, manager)
+
+
+@pytest.mark.parametrize(
+    ("own", "release"),
+    [
+        (system("debian", "12"), "debian 12"),
+        (UBUNTU_22, "ubuntu 22.04"),
+        (ROCKY_9, "rocky 9"),
+        (system("fedora", "43"), "fedora 43"),
+        (system("centos", "10", "rhel", "fedora"), "centos 10"),
+        (system("arch", ""), "arch"),
+    ],
+    ids=lambda value: value.id if isinstance(value, OperatingSystem) else None,
+)
+def test_packages_are_for_a_release_and_of_red_hats_kin_for_a_major_one(own: OperatingSystem, release: str) -> None:
+    assert own.release == release
 
 
 @pytest.mark.parametrize(
