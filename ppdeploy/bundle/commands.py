@@ -9,10 +9,11 @@ import subprocess
 class CommandError(Exception):
     """A program that ended with an error; whoever ran it says in a sentence what that means."""
 
-    def __init__(self, said: str) -> None:
-        """Keep what it said on stderr, or on stdout where that is all."""
-        super().__init__(said)
-        self.said = said
+    def __init__(self, out: str, err: str) -> None:
+        """Keep what it said: `said` is stderr, or stdout where that is all, and `everything` is both."""
+        super().__init__(err or out)
+        self.said = err.strip() or out.strip()
+        self.everything = f"{out}\n{err}".strip()
 
 
 def run(command: list[str]) -> str:
@@ -26,5 +27,5 @@ def run(command: list[str]) -> str:
         stdin=subprocess.DEVNULL,
     )
     if done.returncode:
-        raise CommandError(done.stderr.strip() or done.stdout.strip())
+        raise CommandError(done.stdout, done.stderr)
     return done.stdout

@@ -20,6 +20,10 @@ PACKAGES = "packages"
 MODELS = "models"
 
 
+Manager = Literal["apt", "dnf"]
+"""What installs packages."""
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +65,7 @@ class BundleLock(_Frozen):
 class BundlePackages(_Frozen):
     """System packages, in the folder `packages` with the package manager's index of them."""
 
-    manager: Literal["apt", "dnf"] = Field(default="apt", description="that installs them; older bundles do not say")
+    manager: Manager = Field(default="apt", description="that installs them; older bundles do not say")
     system: str = Field(description="release of the nodes that they are for, such as debian 12 or rocky 9")
     machine: str
     architecture: str = Field(description="as the package manager names the machine")

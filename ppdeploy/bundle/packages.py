@@ -5,17 +5,29 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from ppdeploy.bundle import apt
-from ppdeploy.bundle.content import PACKAGES, BundlePackages
+from ppdeploy.bundle import apt, dnf
+from ppdeploy.bundle.content import PACKAGES, BundlePackages, Manager
 from ppdeploy.errors import InputError
 from ppdeploy.facts import OperatingSystem
 
 
+class _Fetcher(Protocol):
+    """What apt and dnf do alike."""
+
+    def archives_have(self, name: str) -> bool: ...
+
+    def fetch(self, names: Sequence[str], folder: Path) -> None: ...
+
+
+_FETCHERS: Mapping[Manager, _Fetcher] = {"apt": apt, "dnf": dnf}
+
+
 def this_system(os_release: Path = Path("/etc/os-release")) -> OperatingSystem:
-    """Return this machine's system; InputError where its packages are not apt's."""
+    """Return this machine's system; InputError where its packages are neither apt's nor dnf's."""
     text = os_release.read_text(encoding="utf-8") if os_release.is_file() else ""
     known = dict(re.findall(r"""^([A-Z_]+)=["']?([^"'\n]*)["']?$""", text, re.MULTILINE))
     system = OperatingSystem(
@@ -31,18 +43,20 @@ def this_system(os_release: Path = Path("/etc/os-release")) -> OperatingSystem:
         selinux=None,
         apparmor=None,
     )
-    if system.package_manager != "apt" or shutil.which("apt-get") is None:
+    there = {"apt": shutil.which("apt-get"), "dnf": dnf.program(), None: None}
+    if there[system.package_manager] is None:
         raise InputError(
-            f"system packages are fetched by apt, and this machine runs {system.pretty_name or 'an unknown system'}",
+            "system packages are fetched by apt or dnf, and this machine, which runs "
+            f"{system.pretty_name or 'an unknown system'}, has neither for its own",
             where="--packages",
-            remedy="make the bundle on a Debian or Ubuntu of the nodes' release, or install the packages on the nodes",
+            remedy="make the bundle on a machine of the nodes' release, or install the packages on the nodes",
         )
     return system
 
 
 def archives_have(name: str) -> bool:
     """Tell whether this machine's archives have a package to install."""
-    return apt.archives_have(name)
+    return _FETCHERS[_manager(this_system())].archives_have(name)
 
 
 def fetch_packages(names: Sequence[str], machine: str, partial: Path, tell: Callable[[str], None]) -> BundlePackages:
@@ -51,6 +65,7 @@ def fetch_packages(names: Sequence[str], machine: str, partial: Path, tell: Call
     Raises InputError where this machine is of another kind than the nodes or its archives lack a package.
     """
     system = this_system()
+    manager = _manager(system)
     if machine != platform.machine():
         raise InputError(
             f"system packages for {machine} cannot be fetched on {platform.machine()}",
@@ -58,11 +73,15 @@ def fetch_packages(names: Sequence[str], machine: str, partial: Path, tell: Call
             remedy="make the bundle on a machine like the nodes, or install the packages on the nodes",
         )
     tell(f"system packages: {', '.join(names)}")
-    apt.fetch(names, partial / PACKAGES)
+    _FETCHERS[manager].fetch(names, partial / PACKAGES)
     return BundlePackages(
-        manager="apt",
+        manager=manager,
         system=system.release,
         machine=machine,
         names=tuple(names),
-        architecture=apt.ARCHITECTURES[machine],
+        architecture=apt.ARCHITECTURES[machine] if manager == "apt" else machine,
     )
+
+
+def _manager(system: OperatingSystem) -> Manager:
+    return "dnf" if system.package_manager == "dnf" else "apt"
