@@ -14,6 +14,7 @@ from ppdeploy import locks
 from ppdeploy.bundle import apt
 from ppdeploy.cli import bundling, demo
 from ppdeploy.errors import ApplyError
+from tests.factories import make_facts
 from tests.unit.cli_support import Command
 
 
@@ -79,6 +80,19 @@ def test_a_bundle_with_packages_and_a_model_says_what_to_put_into_the_inventory(
     ]
     assert options["model"].token == "hf_secret"
     assert "hf_secret" not in repr(options["model"]) + outcome.err + outcome.out
+
+
+def test_packages_have_the_names_of_the_machines_own_system(
+    command: Command, made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kin = {"id": "almalinux", "id_like": ("rhel", "centos", "fedora"), "version_id": "9.6"}
+    monkeypatch.setattr(bundling, "this_system", lambda: make_facts("node1").os.model_copy(update=kin))
+    monkeypatch.setattr(bundling, "archives_have", lambda _name: True)
+    assert command("bundle", "--python", "3.12", "--packages").code == 0
+    ((_, _, options),) = made
+    assert options["packages"] == [
+        *("python3.12", "python3.12-devel", "gcc", "rsync", "haproxy", "nftables", "wireguard-tools", "wireguard-go")
+    ]
 
 
 def test_a_bundle_goes_without_a_rare_package_that_the_archives_lack(

@@ -195,6 +195,18 @@ def test_a_bundle_for_other_nodes_is_refused_before_any_is_touched(tmp_path: Pat
     assert (told["installed"], told["packages_needed"]) == (True, False)
 
 
+def test_rpms_of_one_release_are_for_all_its_minor_ones_and_for_no_kin(tmp_path: Path) -> None:
+    held = content.BundlePackages(
+        manager="dnf", system=ROCKY_9.release, machine="x86_64", architecture="x86_64", names=("python3.12", "rsync")
+    )
+    bundle = content.Bundle(locks=(), packages=held, files=()).at(tmp_path)
+    later = ROCKY_9.model_copy(update={"version_id": "9.6"})
+    bundle.require_packages(later.release, "x86_64", "node1", ["rsync"])
+    for other in (system("almalinux", "9.4", "rhel", "fedora"), system("rocky", "10.0", "rhel", "fedora")):
+        with pytest.raises(InputError, match=rf"for {other.release} on x86_64, only some for rocky 9 on x86_64"):
+            bundle.require_packages(other.release, "x86_64", "node1", ["rsync"])
+
+
 def test_what_other_roles_install_comes_from_the_bundle_where_packages_do(tmp_path: Path) -> None:
     facts = make_cluster(1)
     bare = facts["node1"].model_copy(update={"tools": {}})
