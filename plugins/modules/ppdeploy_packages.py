@@ -337,6 +337,7 @@ def rpm_owner() -> int | None:
     return None
 
 
+INDEX = {"apt": "Packages", "dnf": "repodata/repomd.xml"}
 INSTALL = {"apt": install_with_apt, "dnf": install_with_dnf}
 
 
@@ -405,9 +406,15 @@ def act(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
         raise PackageError(f"{here()} lacks {', '.join(lacking)}: install these packages there, and apply again")
     if not lacking or params["state"] == "told" or check:
         return {"changed": bool(lacking) and params["state"] == "present", "lacking": lacking}
+    repository = Path(params["repository"]) if params["repository"] else None
+    if repository is not None and not (repository / INDEX[manager]).is_file():
+        raise PackageError(
+            f"the folder {repository} on {here()} has no packages for {manager} (no {INDEX[manager]}): make the bundle "
+            "with `ppdeploy bundle --packages` on a machine of the node's release, and apply again"
+        )
     if manager == "apt":
         finish(params["lock_timeout"])
-    INSTALL[manager](lacking, Path(params["repository"]) if params["repository"] else None, params["lock_timeout"])
+    INSTALL[manager](lacking, repository, params["lock_timeout"])
     still = [want["package"] for want in params["wants"] if not is_there(want)]
     if still:
         raise PackageError(

@@ -135,7 +135,7 @@ def test_a_machine_that_is_kept_at_one_release_stays_at_it(monkeypatch: pytest.M
         (
             (
                 "Transaction failed: Signature verification failed.\n"
-                'OpenPGP check for package "lib-1-1.noarch" (/tmp/w/out/lib-1-1.noarch.rpm) from repo "site" has failed: '
+                'OpenPGP check for package "lib-1-1.noarch" (/w/lib-1-1.noarch.rpm) from repo "site" has failed: '
                 "Public key is not installed.\n"
             ),
             InputError,

@@ -139,8 +139,31 @@ def test_half_installed_packages_are_finished_or_named(monkeypatch: pytest.Monke
     assert [line.split()[0] for line in programs.run] == ["dpkg-query", "dpkg", "dpkg-query", "apt-get", "dpkg-query"]
 
 
+def indexed(folder: Path) -> str:
+    """Make a folder one that apt or dnf can install from, as far as that is looked at here."""
+    (folder / "repodata").mkdir()
+    for name in ("Packages", "repodata/repomd.xml"):
+        (folder / name).touch()
+    return str(folder)
+
+
+@pytest.mark.parametrize(("manager", "index"), [("apt", "Packages"), ("dnf", "repodata/repomd.xml")])
+def test_a_folder_without_packages_for_the_manager_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, manager: str, index: str
+) -> None:
+    indexed(tmp_path)
+    (tmp_path / index).unlink()
+    programs = Programs(monkeypatch)
+    with pytest.raises(
+        module.PackageError, match=rf"has no packages for {manager} \(no {index}\): make the bundle with"
+    ):
+        act(GCC, manager=manager, repository=str(tmp_path))
+    assert programs.run == []
+
+
 def test_a_folder_of_packages_is_the_only_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     programs = Programs(monkeypatch)
+    indexed(tmp_path)
     with pytest.raises(module.PackageError, match="still not there"):
         act(GCC, repository=str(tmp_path))
     update, install = (line for line in programs.run if "apt-get" in line)
@@ -235,17 +258,24 @@ Operation aborted by the user.
 """
 
 
-def test_a_folder_of_packages_is_dnfs_only_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A folder of packages on the node."""
+    (tmp_path / "my bundle").mkdir()
+    return indexed(tmp_path / "my bundle")
+
+
+def test_a_folder_of_packages_is_dnfs_only_repository(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
     program = Dnf(monkeypatch, PLANS, (0, "Complete!"))
     with pytest.raises(module.PackageError, match="still not there"):
-        act(GCC, manager="dnf", repository="/srv/my bundle/packages")
+        act(GCC, manager="dnf", repository=folder)
     asked, done = program.run
     assert asked == [*done[:-2], "--assumeno", *done[-2:]]
     assert done[-2:] == ["install", "gcc"]
     assert "--setopt=plugins=0" in done
     for name in ("reposdir", "cachedir", "system_cachedir"):
         assert any(word.startswith(f"--setopt={name}=/") for word in done)
-    assert "baseurl=file:///srv/my%20bundle/packages\n" in program.list
+    assert f"baseurl=file://{folder.replace(' ', '%20')}\n" in program.list
     assert "gpgcheck=0\n" in program.list
 
 
@@ -257,14 +287,14 @@ def test_a_folder_of_packages_is_dnfs_only_repository(monkeypatch: pytest.Monkey
     ],
 )
 def test_a_bundle_puts_no_older_packages_in_the_place_of_a_nodes(
-    monkeypatch: pytest.MonkeyPatch, plans: str, older: str
+    monkeypatch: pytest.MonkeyPatch, folder: str, plans: str, older: str
 ) -> None:
     program = Dnf(monkeypatch, plans, (0, "Complete!"))
     sentence = (
-        rf"gcc could not be installed on .* from the folder /b: that would put older packages in .* its {older}: "
+        rf"gcc could not be installed on .* from the folder {folder}: that would put older packages in .* its {older}"
     )
     with pytest.raises(module.PackageError, match=sentence):
-        act(GCC, manager="dnf", repository="/b")
+        act(GCC, manager="dnf", repository=folder)
     assert len(program.run) == 1
 
 
@@ -273,7 +303,7 @@ def test_a_bundle_puts_no_older_packages_in_the_place_of_a_nodes(
     [
         (
             "Problem: conflicting requests\n  - nothing provides libx.so needed by gcc-1-1.x86_64 from a\n",
-            r"gcc could not be installed on \S+: the folder /b have no libx\.so, which gcc-1-1\.x86_64 needs: add what",
+            r"gcc could not be installed on \S+: the folder /.* have no libx\.so, which gcc-1-1\.x86_64 needs: add what",
         ),
         (
             (
@@ -281,23 +311,25 @@ def test_a_bundle_puts_no_older_packages_in_the_place_of_a_nodes(
                 "installed\n  - package base-2-1.noarch is filtered out by exclude filtering\n"
                 "(try to add '--skip-broken' to skip uninstallable packages)\n"
             ),
-            r"from the folder /b: Problem: package base-devel-.* is filtered out by exclude filtering: see to it",
+            r"from the folder /.*: Problem: package base-devel-.* is filtered out by exclude filtering: see to it",
         ),
         (
             (
-                "Running transaction test\nError: Transaction test error:\n  file /usr/bin/x conflicts between attempted "
-                "installs\n"
+                "Running transaction test\nError: Transaction test error:\n  file /usr/bin/x conflicts between "
+                "attempted installs\n"
             ),
-            r"the folder /b: Transaction test error: file /usr/bin/x conflicts between",
+            r"the folder /.*: Transaction test error: file /usr/bin/x conflicts between",
         ),
         ("installing package gcc needs 3MB more space on the / filesystem", "has no room for gcc: free some space"),
         ("Disk Requirements:\n   At least 9MB more space needed on the / filesystem.", "has no room for gcc"),
     ],
 )
-def test_why_dnf_installed_nothing_is_a_sentence(monkeypatch: pytest.MonkeyPatch, said: str, sentence: str) -> None:
+def test_why_dnf_installed_nothing_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, folder: str, said: str, sentence: str
+) -> None:
     Dnf(monkeypatch, PLANS, (1, said))
     with pytest.raises(module.PackageError, match=sentence):
-        act(GCC, manager="dnf", repository="/b")
+        act(GCC, manager="dnf", repository=folder)
 
 
 @pytest.mark.parametrize(
@@ -312,17 +344,17 @@ def test_why_dnf_installed_nothing_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_another_program_that_installs_is_waited_for_and_named(
-    monkeypatch: pytest.MonkeyPatch, said: str, owner: str
+    monkeypatch: pytest.MonkeyPatch, folder: str, said: str, owner: str
 ) -> None:
     locked = (1, said)
     monkeypatch.setattr(module, "rpm_owner", lambda: 1 if "Rpm transaction" in said else None)
     program = Dnf(monkeypatch, PLANS, locked)
     with pytest.raises(module.PackageError, match=rf"{owner} on \S+ is installing packages, so gcc could not be"):
-        act(GCC, manager="dnf", repository="/b", lock_timeout=0.1)
+        act(GCC, manager="dnf", repository=folder, lock_timeout=0.1)
     assert len(program.run) > 3
     program = Dnf(monkeypatch, PLANS, locked, (0, "Complete!"))
     with pytest.raises(module.PackageError, match="still not there"):
-        act(GCC, manager="dnf", repository="/b")
+        act(GCC, manager="dnf", repository=folder)
     assert len(program.run) == 3
 
 
