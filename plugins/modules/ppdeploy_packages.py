@@ -91,6 +91,8 @@ LOOK_EVERY = 2.0  # seconds
 DNF_REASON = r"^(?:Error:|Failed to resolve the transaction:|Transaction failed:)(.+?)(?:^\(try to add|^You can try|\Z)"
 # What dpkg has nothing left to do for (dpkg(1), package states).
 SETTLED = ("installed", "not-installed", "config-files")
+# Keys of the vendors that the node trusts.
+KEYS = Path("/etc/pki/rpm-gpg")
 # rpm's lock: Fedora's and RHEL's place of its database, and the older one.
 RPM_LOCKS = ("/usr/lib/sysimage/rpm/.rpm.lock", "/var/lib/rpm/.rpm.lock")
 
@@ -278,9 +280,11 @@ def folder_alone(repository: Path, work: Path) -> list[str]:
         "name=ppdeploy's bundle\n"
         f"baseurl=file://{quote(str(repository))}\n"
         "enabled=1\n"
-        # Signatures were checked when the bundle was made, and its manifest has the hash of each file.
+        # Signatures were checked when the bundle was made, and its manifest has the hash of each file. Where the node's
+        # rpm demands them all the same (%_pkgverify_level), dnf 4 checks them, with the keys that the node trusts.
         "gpgcheck=0\n"
         "repo_gpgcheck=0\n"
+        f"gpgkey={' '.join(path.as_uri() for path in sorted(KEYS.glob('RPM-GPG-KEY-*')))}\n"
         "skip_if_unavailable=0\n"
         # A package of a module stream comes without the stream's description.
         "module_hotfixes=1\n",
@@ -364,6 +368,12 @@ def why(packages: list[str], said: str, source: str) -> str:
         lost = ", ".join(one or other for one, other in absent)
         return (
             f"{source} on {here()} have no {lost}: add the archive that has it, or install it by hand, and apply again"
+        )
+    if "GPG check FAILED" in said:
+        bad = ", ".join(sorted(set(re.findall(r"(?:Package|Public key for) (\S+\.rpm) is not", said)))) or names
+        return (
+            f"{bad} could not be installed on {here()}: its rpm demands signatures, and there is none by a key in "
+            f"{KEYS}: put the vendor's key there, and apply again"
         )
     needs = sorted(set(re.findall(r"nothing provides (.+?) needed by (\S+)", said)))
     if needs:

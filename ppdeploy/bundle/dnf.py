@@ -36,12 +36,8 @@ def archives_have(name: str) -> bool:
     return name in found.split()
 
 
-def fetch(names: Sequence[str], folder: Path) -> None:
-    """Fetch packages, and all that they need, into a folder, and write its repodata.
-
-    Raises InputError where this machine's repositories lack a package, or one is not signed as its repository says,
-    PpdeployError for any other failure of dnf.
-    """
+def require() -> None:
+    """Raise InputError where this machine lacks what `fetch` takes."""
     if shutil.which("createrepo_c") is None:
         raise InputError(
             "createrepo_c is missing on this machine, which writes the index of RPM packages",
@@ -50,6 +46,14 @@ def fetch(names: Sequence[str], folder: Path) -> None:
         )
     if os.geteuid() != 0:
         raise InputError("dnf resolves packages for root alone", where="--packages", remedy="run it again with sudo")
+
+
+def fetch(names: Sequence[str], folder: Path) -> None:
+    """Fetch packages, and all that they need, into a folder, and write its repodata.
+
+    Raises InputError where this machine's repositories lack a package, or one is not signed as its repository says,
+    PpdeployError for any other failure of dnf.
+    """
     # Beside the folder, where there is room: what an interrupted run left is removed.
     work = folder.with_name(f"{folder.name}.dnf")
     shutil.rmtree(work, ignore_errors=True)

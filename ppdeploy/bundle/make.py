@@ -24,7 +24,7 @@ from ppdeploy.bundle.content import (
     sha256,
 )
 from ppdeploy.bundle.model import fetch_model
-from ppdeploy.bundle.packages import fetch_packages
+from ppdeploy.bundle.packages import fetch_packages, require_fetchable
 from ppdeploy.bundle.pip import fetch
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.locks import Lock, Wheel, uv_wheel
@@ -89,6 +89,9 @@ def make_bundle(
         held = _existing(folder)
         if held is not None and _is_enough(held, wanted, packages, model):
             return held
+        if packages:
+            # Before some gigabytes of wheels are fetched.
+            require_fetchable(wanted[0].machine)
         partial = folder.with_name(f"{folder.name}.partial")
         (partial / WHEELS).mkdir(parents=True, exist_ok=True)
         if held is not None:

@@ -18,6 +18,8 @@ from ppdeploy.facts import OperatingSystem
 class _Fetcher(Protocol):
     """What apt and dnf do alike."""
 
+    def require(self) -> None: ...
+
     def archives_have(self, name: str) -> bool: ...
 
     def fetch(self, names: Sequence[str], folder: Path) -> None: ...
@@ -59,19 +61,26 @@ def archives_have(name: str) -> bool:
     return _FETCHERS[_manager(this_system())].archives_have(name)
 
 
-def fetch_packages(names: Sequence[str], machine: str, partial: Path, tell: Callable[[str], None]) -> BundlePackages:
-    """Fetch packages, and all that they need, into the folder `packages` of a bundle, and write its index.
-
-    Raises InputError where this machine is of another kind than the nodes or its archives lack a package.
-    """
+def require_fetchable(machine: str) -> None:
+    """Raise InputError where this machine can fetch no packages for nodes that are a `machine`, such as `x86_64`."""
     system = this_system()
-    manager = _manager(system)
     if machine != platform.machine():
         raise InputError(
             f"system packages for {machine} cannot be fetched on {platform.machine()}",
             where="--packages",
             remedy="make the bundle on a machine like the nodes, or install the packages on the nodes",
         )
+    _FETCHERS[_manager(system)].require()
+
+
+def fetch_packages(names: Sequence[str], machine: str, partial: Path, tell: Callable[[str], None]) -> BundlePackages:
+    """Fetch packages, and all that they need, into the folder `packages` of a bundle, and write its index.
+
+    Raises InputError where this machine is of another kind than the nodes or its archives lack a package.
+    """
+    require_fetchable(machine)
+    system = this_system()
+    manager = _manager(system)
     tell(f"system packages: {', '.join(names)}")
     _FETCHERS[manager].fetch(names, partial / PACKAGES)
     return BundlePackages(

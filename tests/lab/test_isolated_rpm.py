@@ -189,8 +189,7 @@ def isolated(site: Site, shelf: Shelf, bundle: Bundle, tmp_path_factory: pytest.
                 found.out(
                     node,
                     f"cat > /etc/os-release.new <<'END'\n{RELEASE}END\nmv /etc/os-release.new /etc/os-release\n"
-                    # Debian's package has a timer that reads the repositories.
-                    "systemctl stop dnf-makecache.timer\nmkdir -p /etc/yum.repos.d\n"
+                    "mkdir -p /etc/yum.repos.d\n"
                     f"cat > /etc/yum.repos.d/internet.repo <<'END'\n{BROKEN_REPOSITORY}END",
                 )
             yield found

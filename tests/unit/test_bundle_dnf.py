@@ -169,16 +169,25 @@ def test_what_dnf_says_is_one_sentence_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_missing_on_the_machine_is_told_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("missing", "user", "sentence"),
+    [
+        ("", 1000, r"dnf resolves packages for root alone \(--packages\): run it again with sudo"),
+        ("createrepo_c", 0, r"createrepo_c is missing .*: run `dnf install createrepo_c` here"),
+    ],
+)
+def test_what_the_machine_lacks_is_told_before_a_wheel_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str, user: int, sentence: str
+) -> None:
     program = Dnf(monkeypatch)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(
-        InputError, match=r"dnf resolves packages for root alone \(--packages\): run it again with sudo"
-    ):
-        dnf.fetch(["haproxy"], tmp_path / "packages")
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == "createrepo_c" else name)
-    with pytest.raises(InputError, match=r"createrepo_c is missing .*: run `dnf install createrepo_c` here"):
-        dnf.fetch(["haproxy"], tmp_path / "packages")
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else name)
+    monkeypatch.setattr(packages, "this_system", lambda: ROCKY)
+    monkeypatch.setattr(making, "fetch", lambda *_, **__: pytest.fail("wheels were fetched"))
+    shelf = Shelf(tmp_path / "shelf", uv=b"#!/bin/sh\n")
+    monkeypatch.setattr(making, "uv_wheel", lambda _: shelf.uv)
+    with pytest.raises(InputError, match=sentence):
+        make_bundle(shelf.lock(), tmp_path / "out", packages=["haproxy"])
     assert program.installs == []
 
 

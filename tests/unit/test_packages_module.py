@@ -265,7 +265,14 @@ def folder(tmp_path: Path) -> str:
     return indexed(tmp_path / "my bundle")
 
 
-def test_a_folder_of_packages_is_dnfs_only_repository(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+def test_a_folder_of_packages_is_dnfs_only_repository(
+    monkeypatch: pytest.MonkeyPatch, folder: str, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    for name in ("RPM-GPG-KEY-two", "RPM-GPG-KEY-one", "other"):
+        (keys / name).touch()
+    monkeypatch.setattr(module, "KEYS", keys)
     program = Dnf(monkeypatch, PLANS, (0, "Complete!"))
     with pytest.raises(module.PackageError, match="still not there"):
         act(GCC, manager="dnf", repository=folder)
@@ -277,6 +284,7 @@ def test_a_folder_of_packages_is_dnfs_only_repository(monkeypatch: pytest.Monkey
         assert any(word.startswith(f"--setopt={name}=/") for word in done)
     assert f"baseurl=file://{folder.replace(' ', '%20')}\n" in program.list
     assert "gpgcheck=0\n" in program.list
+    assert f"gpgkey=file://{keys}/RPM-GPG-KEY-one file://{keys}/RPM-GPG-KEY-two\n" in program.list
 
 
 @pytest.mark.parametrize(
@@ -303,7 +311,7 @@ def test_a_bundle_puts_no_older_packages_in_the_place_of_a_nodes(
     [
         (
             "Problem: conflicting requests\n  - nothing provides libx.so needed by gcc-1-1.x86_64 from a\n",
-            r"gcc could not be installed on \S+: the folder /.* have no libx\.so, which gcc-1-1\.x86_64 needs: add what",
+            r"gcc could not be installed on \S+: the folder /.* have no libx\.so, which gcc-1-1\.x86_64 needs: add",
         ),
         (
             (
@@ -319,6 +327,10 @@ def test_a_bundle_puts_no_older_packages_in_the_place_of_a_nodes(
                 "attempted installs\n"
             ),
             r"the folder /.*: Transaction test error: file /usr/bin/x conflicts between",
+        ),
+        (
+            "Public key for gcc-1-1.rpm is not installed\nError: GPG check FAILED\n",
+            r"gcc-1-1\.rpm could not be installed on \S+: its rpm demands signatures, and there is none",
         ),
         ("installing package gcc needs 3MB more space on the / filesystem", "has no room for gcc: free some space"),
         ("Disk Requirements:\n   At least 9MB more space needed on the / filesystem.", "has no room for gcc"),
