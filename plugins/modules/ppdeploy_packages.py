@@ -250,7 +250,8 @@ def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout:
             raise PackageError(why(packages, said, "the repositories in /etc/yum.repos.d"))
         return
     source = f"the folder {repository}"
-    with tempfile.TemporaryDirectory() as work:
+    # dnf 5 copies the packages into its cache, and /tmp may be memory.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as work:
         begin = dnf(*(f"--setopt={option}" for option in folder_alone(repository, Path(work))))
         # Where a package of the folder needs another one in the folder's version and the node has a newer one, dnf
         # would put the older in its place: what it means to do is asked first.
