@@ -6,7 +6,7 @@ BIN := .venv/bin
 # One worker for each core; the lab's tests share one lab and go one after the other.
 PARALLEL := --numprocesses logical
 # On labs of their own, without ranks and without a clock that matters: two at a time. The others want the cores alone.
-APART := $(foreach name,tuning encryption isolated units driver driver_debian store gateway,tests/lab/test_$(name).py)
+APART := $(foreach name,tuning encryption isolated isolated_rpm units driver driver_debian store gateway,tests/lab/test_$(name).py)
 export PYTHON
 # Hundreds of processes import this checkout in a run of the tests: byte code is kept, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,6 +24,7 @@ test: LAB := -m "not long" ## What a change must pass: lint, unit and golden tes
 test test-all: lint
 	@scripts/bootstrap.sh system
 	@scripts/bootstrap.sh browser
+	@scripts/bootstrap.sh rpm
 	@$(BIN)/pytest $(PARALLEL) tests/unit tests/sim tests/golden
 	@$(BIN)/pytest ppdeploy_handoff/tests
 	@$(BIN)/pytest tests/browser
@@ -45,6 +46,7 @@ browser-test: .venv/.made ## The plan's page in Chromium, on a phone and on a de
 
 lab-test: .venv/.made ## The tests on real hosts of the lab (root)
 	@scripts/bootstrap.sh system
+	@scripts/bootstrap.sh rpm
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(APART)
 	@$(BIN)/pytest tests/lab $(addprefix --ignore=,$(APART))
 

@@ -144,6 +144,26 @@ class OperatingSystem(_Fact):
     selinux: Literal["enforcing", "permissive", "disabled"] | None
     apparmor: Literal["enabled", "disabled"] | None
 
+    @property
+    def package_manager(self) -> Literal["apt", "dnf"] | None:
+        """What installs packages: None where the system is neither Debian's kin nor Red Hat's."""
+        kin = {self.id or "", *self.id_like}
+        if kin & {"debian", "ubuntu"}:
+            return "apt"
+        return "dnf" if kin & {"rhel", "fedora", "centos", "rocky", "almalinux", "ol"} else None
+
+    @property
+    def release(self) -> str:
+        """The release that packages are made for, such as `debian 12`, `ubuntu 24.04` or `rocky 9`.
+
+        Of Red Hat's kin it is the major one: a machine goes from 9.4 to 9.5 by an ordinary update, and what was built
+        for the one runs on the other.
+        """
+        version = self.version_id or ""
+        if self.package_manager == "dnf":
+            version = version.partition(".")[0]
+        return f"{self.id or 'an unknown system'} {version}".strip()
+
 
 class NumaNode(_Fact):
     """A NUMA node that has memory or CPUs."""

@@ -719,8 +719,8 @@ def venv_slice(spec: PipelineSpec, pipeline: PipelinePlan, node: NodePlan, facts
         bundle = open_bundle(spec.wheelhouse_path)
         bundle.lock(lock.digest)
         if source == "bundle":
-            system = f"{facts.os.id} {facts.os.version_id or ''}".strip()
-            bundle.require_packages(system, facts.os.machine, node.host, [one.package for one in of_roles])
+            names = [one.package for one in of_roles]
+            bundle.require_packages(facts.os.release, facts.os.machine, node.host, names)
     return {
         "lock": str(lock_file(lock)),
         "installed": not node.work.install_venv,

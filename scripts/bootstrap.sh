@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Brings a checkout to life: `bootstrap.sh venv` makes .venv, `bootstrap.sh system` installs what the lab needs,
-# `bootstrap.sh faults` what `make faults` needs beside it, `bootstrap.sh browser` the one that the plan's page is looked at in.
+# `bootstrap.sh faults` what `make faults` needs beside it, `bootstrap.sh browser` the one that the plan's page is looked at
+# in, `bootstrap.sh rpm` what a bundle of RPM packages is tested with.
 # Packages are named before they are installed, and only those are installed that are missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,6 +18,14 @@ LAB_PROGRAMS=(
   rsync=rsync
   iperf3=iperf3
   nft=nftables
+)
+
+# What makes, signs, indexes and fetches RPM packages.
+RPM_PROGRAMS=(
+  dnf=dnf
+  rpmbuild=rpm
+  createrepo_c=createrepo-c
+  gpg=gnupg
 )
 
 # Debian keeps some of them out of an ordinary user's PATH.
@@ -39,12 +48,22 @@ install_packages() {
   fi
 }
 
-system_packages() {
-  local pair missing=()
-  for pair in "${LAB_PROGRAMS[@]}"; do
+# install_missing WHAT PROGRAM=PACKAGE...: those whose program is not there.
+install_missing() {
+  local what=$1 pair missing=()
+  shift
+  for pair in "$@"; do
     command -v "${pair%%=*}" > /dev/null || missing+=("${pair#*=}")
   done
-  [ ${#missing[@]} -eq 0 ] || install_packages "programs that the lab needs" "${missing[@]}"
+  [ ${#missing[@]} -eq 0 ] || install_packages "$what" "${missing[@]}"
+}
+
+system_packages() {
+  install_missing "programs that the lab needs" "${LAB_PROGRAMS[@]}"
+}
+
+rpm_packages() {
+  install_missing "programs that bundles of RPM packages are tested with" "${RPM_PROGRAMS[@]}"
 }
 
 # A step of the wall clock is made by this library; it is no program, so it is looked for where Debian puts it.
@@ -98,5 +117,6 @@ case ${1:-} in
   system) system_packages ;;
   faults) faults_packages ;;
   browser) browser_packages ;;
-  *) die "usage: scripts/bootstrap.sh venv | system | faults | browser" ;;
+  rpm) rpm_packages ;;
+  *) die "usage: scripts/bootstrap.sh venv | system | faults | browser | rpm" ;;
 esac

@@ -37,7 +37,9 @@ options:
     type: bool
     default: true
   repository:
-    description: Folder on the node with packages and their index C(Packages), in place of all archives. For apt.
+    description:
+      - Folder on the node with packages and their index, in place of all archives. With apt the index is C(Packages),
+        with dnf C(repodata).
     type: path
   lock_timeout:
     description: Seconds that the package manager itself waits for another program that installs packages.
@@ -67,12 +69,15 @@ lacking:
   elements: str
 """
 
+import fcntl
 import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -81,8 +86,15 @@ from ansible.module_utils.basic import AnsibleModule
 
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 INSTALL_TIMEOUT = 1800.0  # seconds; a slow house line, and a compiler of 200 MB
+LOOK_EVERY = 2.0  # seconds
+# dnf writes its reason below these words, and then what else one may add to the command.
+DNF_REASON = r"^(?:Error:|Failed to resolve the transaction:|Transaction failed:)(.+?)(?:^\(try to add|^You can try|\Z)"
 # What dpkg has nothing left to do for (dpkg(1), package states).
 SETTLED = ("installed", "not-installed", "config-files")
+# Keys of the vendors that the node trusts.
+KEYS = Path("/etc/pki/rpm-gpg")
+# rpm's lock: Fedora's and RHEL's place of its database, and the older one.
+RPM_LOCKS = ("/usr/lib/sysimage/rpm/.rpm.lock", "/var/lib/rpm/.rpm.lock")
 
 
 class PackageError(Exception):
@@ -221,13 +233,116 @@ def install_with_apt(packages: list[str], repository: Path | None, lock_timeout:
         raise PackageError(why(packages, said, "the archives in /etc/apt"))
 
 
-def install_with_dnf(packages: list[str], _: Path | None, __: int) -> None:
-    """Install packages from the repositories that dnf knows; it waits for a lock by itself."""
-    status, said = run(["dnf", "--assumeyes", "--setopt=install_weak_deps=False", "install", *packages])
-    if status:
-        raise PackageError(why(packages, said, "the repositories in /etc/yum.repos.d"))
+# ---- dnf 4 and 5 ---------------------------------------------------------------------------------
 
 
+def dnf(*options: str) -> list[str]:
+    """Return the beginning of a dnf command that asks nothing and does not wait for a lock."""
+    name = next((name for name in ("dnf", "dnf5") if program(name)), "dnf")
+    return [name, "--assumeyes", "--setopt=install_weak_deps=0", "--setopt=exit_on_lock=1", *options]
+
+
+def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout: int) -> None:
+    """Install packages from the repositories that dnf knows, or from one folder alone."""
+    if repository is None:
+        status, said = patiently([*dnf(), "install", *packages], lock_timeout)
+        if status:
+            raise PackageError(why(packages, said, "the repositories in /etc/yum.repos.d"))
+        return
+    source = f"the folder {repository}"
+    # dnf 5 copies the packages into its cache, and /tmp may be memory.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as work:
+        begin = dnf(*(f"--setopt={option}" for option in folder_alone(repository, Path(work))))
+        # Where a package of the folder needs another one in the folder's version and the node has a newer one, dnf
+        # would put the older in its place: what it means to do is asked first.
+        status, said = patiently([*begin, "--assumeno", "install", *packages], lock_timeout)
+        if status and "Operation aborted" not in said:
+            raise PackageError(why(packages, said, source))
+        older = downgraded(said)
+        if older:
+            raise PackageError(
+                f"{', '.join(packages)} could not be installed on {here()} from {source}: that would put older "
+                f"packages in the place of its {', '.join(older)}: make the bundle on a machine that has its release's "
+                "updates, and apply again"
+            )
+        status, said = patiently([*begin, "install", *packages], lock_timeout)
+        if status:
+            raise PackageError(why(packages, said, source))
+
+
+def folder_alone(repository: Path, work: Path) -> list[str]:
+    """Return the settings by which dnf reads one folder, and neither reads nor changes what it knows of others.
+
+    No plugin may bring repositories of its own, as that of subscriptions does. Cache and list lie in `work`.
+    """
+    (work / "repos").mkdir()
+    Path(work, "repos", "ppdeploy-bundle.repo").write_text(
+        "[ppdeploy-bundle]\n"
+        "name=ppdeploy's bundle\n"
+        f"baseurl=file://{quote(str(repository))}\n"
+        "enabled=1\n"
+        # Signatures were checked when the bundle was made, and its manifest has the hash of each file. Where the node's
+        # rpm demands them all the same (%_pkgverify_level), dnf 4 checks them, with the keys that the node trusts.
+        "gpgcheck=0\n"
+        "repo_gpgcheck=0\n"
+        f"gpgkey={' '.join(path.as_uri() for path in sorted(KEYS.glob('RPM-GPG-KEY-*')))}\n"
+        "skip_if_unavailable=0\n"
+        # A package of a module stream comes without the stream's description.
+        "module_hotfixes=1\n",
+        encoding="utf-8",
+    )
+    return [
+        f"reposdir={work}/repos",
+        f"cachedir={work}/cache",
+        # Root's, by dnf 5.
+        f"system_cachedir={work}/cache",
+        "plugins=0",
+        # A package may need a file that the shorter list of dnf 5 does not name.
+        "optional_metadata_types=filelists",
+    ]
+
+
+def downgraded(said: str) -> list[str]:
+    """Return the packages that dnf says it would put older ones in the place of."""
+    found, inside = [], False
+    for line in said.splitlines():
+        if line and not line.startswith(" "):
+            inside = line.startswith("Downgrading:")
+        # A row begins after one space; its parts may go on in further lines, after more.
+        elif inside and re.match(r" \S", line):
+            found.append(line.split()[0])
+    return found
+
+
+def patiently(command: list[str], seconds: int) -> tuple[int, str]:
+    """Run dnf; try again until `seconds` have passed while another program installs packages."""
+    end = time.monotonic() + seconds
+    while True:
+        status, said = run(command)
+        locked = re.search("already locked by|can't create transaction lock", said)
+        # Where it is not another dnf, dnf 4 does not say who it is, and dnf 5 not even that it was the lock.
+        owner = rpm_owner() if re.search("can't create transaction lock|Rpm transaction failed", said) else None
+        if not status or not (locked or owner) or time.monotonic() >= end:
+            return status, f"{said}\nRPMDB already locked by {owner}" if owner else said
+        time.sleep(LOOK_EVERY)
+
+
+def rpm_owner() -> int | None:
+    """Return the process that holds the lock of rpm's database (fcntl(2), F_GETLK), None where none does."""
+    question = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    for path in RPM_LOCKS:
+        try:
+            with Path(path).open("rb") as stream:
+                answer = fcntl.fcntl(stream, fcntl.F_GETLK, question)
+        except OSError:
+            continue
+        kind, _, _, _, pid = struct.unpack("@hhqqi4x", answer)
+        if kind != fcntl.F_UNLCK:
+            return int(pid)
+    return None
+
+
+INDEX = {"apt": "Packages", "dnf": "repodata/repomd.xml"}
 INSTALL = {"apt": install_with_apt, "dnf": install_with_dnf}
 
 
@@ -240,7 +355,14 @@ def why(packages: list[str], said: str, source: str) -> str:
             f"{lock.group(3)} (pid {lock.group(2)}) on {here()} holds {lock.group(1)}, so {names} could not be "
             "installed: let it end and apply again (ppdeploy_package_lock_timeout says how long an apply waits)"
         )
-    if "No space left" in said or "don't have enough free space" in said:
+    locked = re.search(r"already locked by (\d+)", said)
+    if locked or "can't create transaction lock" in said:
+        owner = described(int(locked.group(1))) if locked else "another program"
+        return (
+            f"{owner} on {here()} is installing packages, so {names} could not be installed: let it end and apply "
+            "again (ppdeploy_package_lock_timeout says how long an apply waits)"
+        )
+    if re.search(r"No space left|don't have enough free space|more space needed on|needs \S+ more space", said):
         return f"the disk of {here()} has no room for {names}: free some space there, then apply again"
     absent = sorted(set(re.findall(r"Unable to locate package (\S+)|No match for argument: (\S+)", said)))
     if absent:
@@ -248,10 +370,31 @@ def why(packages: list[str], said: str, source: str) -> str:
         return (
             f"{source} on {here()} have no {lost}: add the archive that has it, or install it by hand, and apply again"
         )
+    if "GPG check FAILED" in said:
+        bad = ", ".join(sorted(set(re.findall(r"(?:Package|Public key for) (\S+\.rpm) is not", said)))) or names
+        return (
+            f"{bad} could not be installed on {here()}: its rpm demands signatures, and there is none by a key in "
+            f"{KEYS}: put the vendor's key there, and apply again"
+        )
+    needs = sorted(set(re.findall(r"nothing provides (.+?) needed by (\S+)", said)))
+    if needs:
+        lost = "; ".join(f"{what}, which {who} needs" for what, who in needs)
+        return f"{names} could not be installed on {here()}: {source} have no {lost}: add what has it, and apply again"
     lines = [line.strip() for line in said.splitlines() if re.match(r"\s*(E:|Err:|Error|dpkg: error)", line)]
+    reason = re.search(DNF_REASON, said, re.MULTILINE | re.DOTALL)
+    lines = reason.group(1).split() if reason else lines
     lines = lines or [line.strip() for line in said.splitlines() if line.strip()][-2:]
     told = " ".join(lines)[:400]
     return f"{names} could not be installed on {here()} from {source}: {told}: see to it, and apply again"
+
+
+def described(pid: int) -> str:
+    """Return a process in words."""
+    try:
+        name = Path("/proc", str(pid), "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        name = "a program"
+    return f"{name} (pid {pid})"
 
 
 def leave_off(units: list[str], installed: list[str]) -> None:
@@ -274,9 +417,15 @@ def act(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
         raise PackageError(f"{here()} lacks {', '.join(lacking)}: install these packages there, and apply again")
     if not lacking or params["state"] == "told" or check:
         return {"changed": bool(lacking) and params["state"] == "present", "lacking": lacking}
+    repository = Path(params["repository"]) if params["repository"] else None
+    if repository is not None and not (repository / INDEX[manager]).is_file():
+        raise PackageError(
+            f"the folder {repository} on {here()} has no packages for {manager} (no {INDEX[manager]}): make the bundle "
+            "with `ppdeploy bundle --packages` on a machine of the node's release, and apply again"
+        )
     if manager == "apt":
         finish(params["lock_timeout"])
-    INSTALL[manager](lacking, Path(params["repository"]) if params["repository"] else None, params["lock_timeout"])
+    INSTALL[manager](lacking, repository, params["lock_timeout"])
     still = [want["package"] for want in params["wants"] if not is_there(want)]
     if still:
         raise PackageError(

@@ -20,6 +20,10 @@ PACKAGES = "packages"
 MODELS = "models"
 
 
+Manager = Literal["apt", "dnf"]
+"""What installs packages."""
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,7 +41,10 @@ _Path = Annotated[str, AfterValidator(_below)]
 class BundleFile(_Frozen):
     """A file of the bundle."""
 
-    path: _Path = Field(pattern=r"^((wheels|locks|packages)/[^/]+|models(/[^/]+){2,})$", description="below the bundle")
+    path: _Path = Field(
+        pattern=r"^((wheels|locks)/[^/]+|packages/(repodata/)?[^/]+|models(/[^/]+){2,})$",
+        description="below the bundle",
+    )
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0, description="bytes")
 
@@ -56,11 +63,12 @@ class BundleLock(_Frozen):
 
 
 class BundlePackages(_Frozen):
-    """System packages, in the folder `packages` with apt's index of them."""
+    """System packages, in the folder `packages` with the package manager's index of them."""
 
-    system: str = Field(description="of the nodes that they are for, such as debian 12")
+    manager: Manager = Field(default="apt", description="that installs them; older bundles do not say")
+    system: str = Field(description="release of the nodes that they are for, such as debian 12 or rocky 9")
     machine: str
-    architecture: str = Field(description="as dpkg names the machine")
+    architecture: str = Field(description="as the package manager names the machine")
     names: tuple[str, ...] = Field(description="what was asked for; the folder has what these need, too")
 
 
@@ -112,7 +120,7 @@ class Bundle(_Frozen):
         )
 
     def require_packages(self, system: str, machine: str, host: str, names: Collection[str] = ()) -> None:
-        """Refuse a host for whose system (such as `debian 12`) the bundle has no packages, or not these; InputError."""
+        """Refuse a host for whose release (such as `rocky 9`) the bundle has no packages, or not these; InputError."""
         held = self.packages
         if held is not None and (held.system, held.machine) == (system, machine):
             absent = [name for name in names if name not in held.names]

@@ -24,7 +24,7 @@ from ppdeploy.bundle.content import (
     sha256,
 )
 from ppdeploy.bundle.model import fetch_model
-from ppdeploy.bundle.packages import fetch_packages
+from ppdeploy.bundle.packages import fetch_packages, require_fetchable
 from ppdeploy.bundle.pip import fetch
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.locks import Lock, Wheel, uv_wheel
@@ -78,7 +78,7 @@ def make_bundle(
     The files come by pip as it is set up on this machine, `index_url` standing in for its index and
     `extra_index_url` added to it. Work goes on in `OUT.partial`, which is kept when it is interrupted and
     renamed to `out` when every hash was checked; a second run at the same time waits. `packages` are system packages,
-    fetched by this machine's apt for nodes of the same release; `model` is one of a hub. Raises InputError,
+    fetched by this machine's package manager for nodes of the same release; `model` is one of a hub. Raises InputError,
     BlockedError when the disk is too small, or PpdeployError from pip.
     """
     wanted = [locks] if isinstance(locks, Lock) else list(locks)
@@ -89,6 +89,9 @@ def make_bundle(
         held = _existing(folder)
         if held is not None and _is_enough(held, wanted, packages, model):
             return held
+        if packages:
+            # Before some gigabytes of wheels are fetched.
+            require_fetchable(wanted[0].machine)
         partial = folder.with_name(f"{folder.name}.partial")
         (partial / WHEELS).mkdir(parents=True, exist_ok=True)
         if held is not None:
@@ -195,7 +198,7 @@ def _write_manifest(
     (partial / LOCKS).mkdir(exist_ok=True)
     wheels = {wheel.file: wheel for lock in locks for wheel in (*lock.wheels, uv_wheel(lock.machine))}
     files = [BundleFile(path=f"{WHEELS}/{w.file}", sha256=w.sha256, size=w.size) for w in wheels.values()]
-    others = sorted((partial / PACKAGES).iterdir()) if packages else []
+    others = sorted(path for path in (partial / PACKAGES).rglob("*") if path.is_file()) if packages else []
     others += [partial / one.path / name for one in models for name in one.files]
     for path in others:
         name = path.relative_to(partial).as_posix()

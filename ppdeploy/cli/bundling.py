@@ -17,7 +17,7 @@ from ppdeploy.bundle.packages import archives_have, this_system
 from ppdeploy.cli.options import Json
 from ppdeploy.cli.output import print_json, print_report, say
 from ppdeploy.errors import InputError
-from ppdeploy.plan.environment import ALWAYS, RARE, bundled, packages_of_debian
+from ppdeploy.plan.environment import ALWAYS, RARE, bundled, system_packages
 
 #: Version of what `bundle --json` prints.
 BUNDLE_SCHEMA = 1
@@ -52,7 +52,7 @@ def bundle(
         typer.Option(
             "--packages",
             help="Also what vLLM (Python too), gateway, firewall, encryption and copies need of the nodes' system, if "
-            "that is this machine's.",
+            "that is this machine's (Debian's kin by apt, Red Hat's by dnf).",
         ),
     ] = False,
     model: Annotated[
@@ -73,25 +73,26 @@ def bundle(
     wanted = _locks(device, vllm_version, python or [], machine, extra or [])
     if handoff:
         wanted = [locks.with_handoff(lock) for lock in wanted]
-    of_system = [one for lock in wanted for one in packages_of_debian(lock.python, lock.device)]
-    named = _available([one.package for one in (*of_system, *bundled())]) if packages else []
+    named = _available(wanted) if packages else []
     made = _make(
         wanted,
         out,
         index_url=index_url,
         extra_index_url=extra_index_url,
-        packages=list(dict.fromkeys(named)),
+        packages=named,
         model=_model(model, model_revision),
     )
     _report(made, as_json=as_json)
 
 
-def _available(names: list[str]) -> list[str]:
-    """Return the packages without what few nodes need and these archives lack; says so.
+def _available(wanted: list[locks.Lock]) -> list[str]:
+    """Return the packages, as this machine's system names them, without what few nodes need and its archives lack.
 
-    A pipeline that needs one of these is refused by name when it is planned.
+    Says what it leaves out. A pipeline that needs one of these is refused by name when it is planned.
     """
-    this_system()  # refused here in a sentence, not by the absence of apt-cache
+    system = this_system()
+    of_system = [one for lock in wanted for one in system_packages(system, lock.python, lock.device)]
+    names = list(dict.fromkeys(one.package for one in (*of_system, *bundled())))
     absent = [name for name in names if name in RARE and not archives_have(name)]
     for name in absent:
         say(f"this machine's archives have no {name}: left out, since only {RARE[name]} needs it")

@@ -20,7 +20,7 @@ from ppdeploy.plan.decide import decide
 from ppdeploy.plan.devices import cuda_bytes
 from ppdeploy.plan.driver import FILES as DRIVER_FILES
 from ppdeploy.plan.driver import driver_files, driver_texts, plan_driver
-from ppdeploy.plan.environment import choose_lock, package_manager, system_packages
+from ppdeploy.plan.environment import choose_lock, system_packages
 from ppdeploy.plan.expect import SpeedModel, expect
 from ppdeploy.plan.fabric import fabric_of
 from ppdeploy.plan.firewall import UNIT as FIREWALL_UNIT
@@ -319,7 +319,7 @@ def _pipeline(
                 tuning=tunings[host.name],
                 driver=drivers[host.name],
                 packages=system_packages(facts[host.name].os, lock.python, wants.device),
-                package_manager=package_manager(facts[host.name].os),
+                package_manager=facts[host.name].os.package_manager,
                 work=Work(
                     install_venv=not _venv_installed(facts[host.name], environment),
                     place_model=not _model_placed(facts[host.name], placed[rank]),

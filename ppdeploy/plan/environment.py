@@ -60,14 +60,6 @@ RARE: Mapping[str, str] = {"wireguard-go": "ppdeploy_fabric_encryption: wireguar
 """Of these the packages that a bundle may lack, with what asks for them: some archives do not have them."""
 
 
-def package_manager(system: OperatingSystem) -> Literal["apt", "dnf"] | None:
-    """Return what installs packages on a system, None where it is neither Debian's kin nor Red Hat's."""
-    kin = {system.id or "", *system.id_like}
-    if kin & {"debian", "ubuntu"}:
-        return "apt"
-    return "dnf" if kin & {"rhel", "fedora", "centos", *PYTHONS} else None
-
-
 def installable(system: OperatingSystem) -> tuple[str, ...]:
     """Return the minor versions of Python that the system's own archives have."""
     major = (system.version_id or "").partition(".")[0]
@@ -162,8 +154,8 @@ def system_packages(system: OperatingSystem, python: str, device: Literal["cuda"
 
     Whether the node has it is asked there, right before the environment is built.
     """
-    if package_manager(system) == "apt":
-        return packages_of_debian(python, device)
+    if system.package_manager == "apt":
+        return _packages(python, device, f"python{python}", f"python{python}-dev", "libnuma1")
     # Red Hat's own Python, which other packages need, has no number in its name.
     own = {"10": "3.12"}.get((system.version_id or "").partition(".")[0])
     name = "python3" if system.id != "fedora" and own == python else f"python{python}"
@@ -183,11 +175,6 @@ def lacking(programs: Iterable[SystemPackage], tools: Mapping[str, str | None]) 
 def bundled() -> tuple[SystemPackage, ...]:
     """Return all that roles other than vllm_install may take from a node's system: a bundle is for any of them."""
     return tuple(dict.fromkeys((*OF_ROLES.values(), *(one for kind in OF_TUNNELS.values() for one in kind))))
-
-
-def packages_of_debian(python: str, device: Literal["cuda", "cpu"]) -> tuple[SystemPackage, ...]:
-    """Return the same by the names of Debian and its kin."""
-    return _packages(python, device, f"python{python}", f"python{python}-dev", "libnuma1")
 
 
 def _packages(python: str, device: str, name: str, headers: str, libnuma: str) -> tuple[SystemPackage, ...]:

@@ -32,6 +32,7 @@ _ORDER = (
     "test_encryption",
     "test_units",
     "test_isolated",
+    "test_isolated_rpm",
     "test_tuning",
     "test_driver",
     "test_store",

@@ -91,6 +91,14 @@ def test_only_what_is_missing_is_named_and_installed(machine: Machine) -> None:
     assert machine.asked() == ["install -qq -y --no-install-recommends rsync iperf3"]
 
 
+def test_what_bundles_of_rpm_packages_are_tested_with_is_asked_for_apart(machine: Machine) -> None:
+    machine.writes("apt-get", APT_GET.replace("iperf3 |", "createrepo-c | gnupg |"))
+    machine.has("dnf", "rpmbuild")
+    done = machine.bootstraps("rpm")
+    assert done.returncode == 0, done.stderr
+    assert machine.asked() == ["install -qq -y --no-install-recommends createrepo-c gnupg"]
+
+
 def test_package_lists_are_fetched_when_the_first_try_fails(machine: Machine) -> None:
     machine.writes("apt-get", APT_GET)
     machine.lists_missing.touch()

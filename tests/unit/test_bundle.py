@@ -19,6 +19,7 @@ from ppdeploy.bundle import (
     Bundle,
     ModelWish,
     Progress,
+    apt,
     default_folder,
     make_bundle,
     open_bundle,
@@ -28,10 +29,11 @@ from ppdeploy.bundle import (
 )
 from ppdeploy.bundle import make as making
 from ppdeploy.bundle.alone import alone
-from ppdeploy.bundle.content import check_model
+from ppdeploy.bundle.content import BundlePackages, check_model
 from ppdeploy.errors import BlockedError, InputError, PpdeployError
 from ppdeploy.locks import Wheel
 from ppdeploy.manifest import folder_manifest
+from tests.factories import make_facts
 from tests.hub_standin import HubStandin, Repository
 from tests.wheels import Shelf, wheel
 
@@ -365,26 +367,35 @@ def test_system_packages_come_with_what_they_need_and_an_index(
             Path(archives.partition("=")[2], name).write_bytes(b"deb")
         return ""
 
-    monkeypatch.setattr(packages, "_run", run)
-    monkeypatch.setattr(packages, "this_system", lambda: "debian 12")
+    monkeypatch.setattr(apt, "run", run)
+    monkeypatch.setattr(packages, "this_system", lambda: make_facts("node1").os)
     shutil.copytree(shelf.links, tmp_path / "out.partial" / "wheels")
     bundle = make_bundle(shelf.lock(), tmp_path / "out", packages=["python3.11", "libnuma1"])
     assert bundle.packages is not None
     assert (bundle.packages.system, bundle.packages.names) == ("debian 12", ("python3.11", "libnuma1"))
+    # A bundle of before there were others does not say that its packages are apt's.
+    older = bundle.packages.model_dump(exclude={"manager"})
+    assert BundlePackages.model_validate(older) == bundle.packages
     index = (bundle.path / "packages" / "Packages").read_text()
     sha256 = hashlib.sha256(b"deb").hexdigest()
     assert f"Package: libexpat1\nVersion: 1\nFilename: ./libexpat1_1_amd64.deb\nSize: 3\nSHA256: {sha256}\n\n" in index
     assert {file.path for file in bundle.files} >= {"packages/Packages", "packages/python3.11_1_amd64.deb"}
     verify_bundle(open_bundle(bundle.path))
-    monkeypatch.setattr(packages, "_run", lambda _: pytest.fail("apt was run"))
+    monkeypatch.setattr(apt, "run", lambda _: pytest.fail("apt was run"))
     assert make_bundle(shelf.lock(), tmp_path / "out", packages=["libnuma1"]) == bundle
 
 
-def test_a_machine_of_another_kind_fetches_no_system_packages(tmp_path: Path) -> None:
+def test_a_machine_of_another_kind_fetches_no_system_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = tmp_path / "os-release"
-    release.write_text('ID="fedora"\nPRETTY_NAME="Fedora Linux 43"\n')
-    with pytest.raises(InputError, match="fetched by apt, and this machine runs Fedora Linux 43"):
+    release.write_text('ID=arch\nPRETTY_NAME="Arch Linux"\n')
+    with pytest.raises(InputError, match="fetched by apt or dnf, and this machine, which runs Arch Linux, has neither"):
         packages.this_system(release)
+    with pytest.raises(InputError, match="which runs an unknown system, has neither"):
+        packages.this_system(tmp_path / "nothing")
+    release.write_text('ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\n')
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "which", lambda name: "/usr/bin/dnf5" if name == "dnf5" else None)
+        assert packages.this_system(release).release == "rocky 9"
     other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
     with pytest.raises(InputError, match=f"for {other} cannot be fetched on"):
         packages.fetch_packages(["gcc"], other, tmp_path, lambda _: None)

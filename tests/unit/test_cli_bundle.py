@@ -11,9 +11,10 @@ import pytest
 
 from ppdeploy import bundle as bundles
 from ppdeploy import locks
-from ppdeploy.bundle import packages
+from ppdeploy.bundle import apt
 from ppdeploy.cli import bundling, demo
 from ppdeploy.errors import ApplyError
+from tests.factories import make_facts
 from tests.unit.cli_support import Command
 
 
@@ -81,6 +82,19 @@ def test_a_bundle_with_packages_and_a_model_says_what_to_put_into_the_inventory(
     assert "hf_secret" not in repr(options["model"]) + outcome.err + outcome.out
 
 
+def test_packages_have_the_names_of_the_machines_own_system(
+    command: Command, made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kin = {"id": "almalinux", "id_like": ("rhel", "centos", "fedora"), "version_id": "9.6"}
+    monkeypatch.setattr(bundling, "this_system", lambda: make_facts("node1").os.model_copy(update=kin))
+    monkeypatch.setattr(bundling, "archives_have", lambda _name: True)
+    assert command("bundle", "--python", "3.12", "--packages").code == 0
+    ((_, _, options),) = made
+    assert options["packages"] == [
+        *("python3.12", "python3.12-devel", "gcc", "rsync", "haproxy", "nftables", "wireguard-tools", "wireguard-go")
+    ]
+
+
 def test_a_bundle_goes_without_a_rare_package_that_the_archives_lack(
     command: Command, made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,8 +115,8 @@ def test_what_the_archives_have_is_asked_of_apt(monkeypatch: pytest.MonkeyPatch)
         "virtual": "virtual:\n  Candidate: (none)\n",
         "no": "",
     }
-    monkeypatch.setattr(packages, "_run", lambda command: said[command[-1]])
-    assert [name for name in said if packages.archives_have(name)] == ["here"]
+    monkeypatch.setattr(apt, "run", lambda command: said[command[-1]])
+    assert [name for name in said if apt.archives_have(name)] == ["here"]
 
 
 def test_verify_fetches_nothing(command: Command, made: list[Any], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -138,8 +139,31 @@ def test_half_installed_packages_are_finished_or_named(monkeypatch: pytest.Monke
     assert [line.split()[0] for line in programs.run] == ["dpkg-query", "dpkg", "dpkg-query", "apt-get", "dpkg-query"]
 
 
+def indexed(folder: Path) -> str:
+    """Make a folder one that apt or dnf can install from, as far as that is looked at here."""
+    (folder / "repodata").mkdir()
+    for name in ("Packages", "repodata/repomd.xml"):
+        (folder / name).touch()
+    return str(folder)
+
+
+@pytest.mark.parametrize(("manager", "index"), [("apt", "Packages"), ("dnf", "repodata/repomd.xml")])
+def test_a_folder_without_packages_for_the_manager_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, manager: str, index: str
+) -> None:
+    indexed(tmp_path)
+    (tmp_path / index).unlink()
+    programs = Programs(monkeypatch)
+    with pytest.raises(
+        module.PackageError, match=rf"has no packages for {manager} \(no {index}\): make the bundle with"
+    ):
+        act(GCC, manager=manager, repository=str(tmp_path))
+    assert programs.run == []
+
+
 def test_a_folder_of_packages_is_the_only_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     programs = Programs(monkeypatch)
+    indexed(tmp_path)
     with pytest.raises(module.PackageError, match="still not there"):
         act(GCC, repository=str(tmp_path))
     update, install = (line for line in programs.run if "apt-get" in line)
@@ -168,4 +192,196 @@ def test_dnf_installs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = Programs(monkeypatch, dnf=(1, "Error: No match for argument: gcc\n"))
     with pytest.raises(module.PackageError, match=r"the repositories in /etc/yum.repos.d on .* have no gcc"):
         act(GCC, manager="dnf")
-    assert programs.run == ["dnf --assumeyes --setopt=install_weak_deps=False install gcc"]
+    assert programs.run == ["dnf --assumeyes --setopt=install_weak_deps=0 --setopt=exit_on_lock=1 install gcc"]
+
+
+class Dnf:
+    """Stands in for dnf; `plans` is what it says that it would do, and `ends` how it ends when it does it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, plans: str, *ends: tuple[int, str]) -> None:
+        self.plans = plans
+        self.ends = list(ends)
+        self.run: list[list[str]] = []
+        self.list = ""
+        monkeypatch.setattr(module, "run", self)
+        monkeypatch.setattr(module, "LOOK_EVERY", 0.01)
+        monkeypatch.setattr(module, "program", lambda name: "/usr/bin/dnf" if name == "dnf" else None)
+
+    def __call__(self, argv: list[str], **_: str) -> tuple[int, str]:
+        self.run.append(argv)
+        folder = next((word.partition("reposdir=")[2] for word in argv if "reposdir=" in word), None)
+        if folder:
+            (path,) = Path(folder).iterdir()
+            self.list = path.read_text()
+        if "--assumeno" in argv:
+            return (0, self.plans) if "Nothing to do" in self.plans else (1, self.plans)
+        return self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
+
+
+# Recorded from dnf 4.14.0 and dnf 5.4.6.
+PLANS = """\
+Dependencies resolved.
+Installing:
+ base-devel         noarch         2-1            ppdeploy-bundle         5.9 k
+Operation aborted.
+"""
+OLDER_BY_FOUR = """\
+ Package            Architecture   Version        Repository               Size
+================================================================================
+Installing:
+ base-devel         noarch         2-1            ppdeploy-bundle         5.9 k
+Downgrading:
+ a-package-with-a-name-that-takes-the-whole-of-its-line-in-the-table
+                    noarch         2-1            ppdeploy-bundle         5.9 k
+ base               noarch         2-1            ppdeploy-bundle         5.9 k
+
+Transaction Summary
+================================================================================
+Install    1 Package
+Downgrade  1 Package
+
+Operation aborted.
+"""
+OLDER_BY_FIVE = """\
+Package           Arch   Version Repository           Size
+Downgrading:
+ base             noarch 0:2-1   ppdeploy-bundle  22.0   B
+   replacing base noarch 0:3-1   <unknown>        22.0   B
+Installing:
+ base-devel       noarch 0:2-1   ppdeploy-bundle  28.0   B
+
+Transaction Summary:
+ Installing:         1 package
+ Replacing:          1 package
+
+Operation aborted by the user.
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A folder of packages on the node."""
+    (tmp_path / "my bundle").mkdir()
+    return indexed(tmp_path / "my bundle")
+
+
+def test_a_folder_of_packages_is_dnfs_only_repository(
+    monkeypatch: pytest.MonkeyPatch, folder: str, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    for name in ("RPM-GPG-KEY-two", "RPM-GPG-KEY-one", "other"):
+        (keys / name).touch()
+    monkeypatch.setattr(module, "KEYS", keys)
+    program = Dnf(monkeypatch, PLANS, (0, "Complete!"))
+    with pytest.raises(module.PackageError, match="still not there"):
+        act(GCC, manager="dnf", repository=folder)
+    asked, done = program.run
+    assert asked == [*done[:-2], "--assumeno", *done[-2:]]
+    assert done[-2:] == ["install", "gcc"]
+    assert "--setopt=plugins=0" in done
+    for name in ("reposdir", "cachedir", "system_cachedir"):
+        assert any(word.startswith(f"--setopt={name}=/") for word in done)
+    assert f"baseurl=file://{folder.replace(' ', '%20')}\n" in program.list
+    assert "gpgcheck=0\n" in program.list
+    assert f"gpgkey=file://{keys}/RPM-GPG-KEY-one file://{keys}/RPM-GPG-KEY-two\n" in program.list
+
+
+@pytest.mark.parametrize(
+    ("plans", "older"),
+    [
+        (OLDER_BY_FOUR, "a-package-with-a-name-that-takes-the-whole-of-its-line-in-the-table, base"),
+        (OLDER_BY_FIVE, "base"),
+    ],
+)
+def test_a_bundle_puts_no_older_packages_in_the_place_of_a_nodes(
+    monkeypatch: pytest.MonkeyPatch, folder: str, plans: str, older: str
+) -> None:
+    program = Dnf(monkeypatch, plans, (0, "Complete!"))
+    sentence = (
+        rf"gcc could not be installed on .* from the folder {folder}: that would put older packages in .* its {older}"
+    )
+    with pytest.raises(module.PackageError, match=sentence):
+        act(GCC, manager="dnf", repository=folder)
+    assert len(program.run) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "Problem: conflicting requests\n  - nothing provides libx.so needed by gcc-1-1.x86_64 from a\n",
+            r"gcc could not be installed on \S+: the folder /.* have no libx\.so, which gcc-1-1\.x86_64 needs: add",
+        ),
+        (
+            (
+                "Error: \n Problem: package base-devel-2-1.noarch requires base = 2, but none of the providers can be "
+                "installed\n  - package base-2-1.noarch is filtered out by exclude filtering\n"
+                "(try to add '--skip-broken' to skip uninstallable packages)\n"
+            ),
+            r"from the folder /.*: Problem: package base-devel-.* is filtered out by exclude filtering: see to it",
+        ),
+        (
+            (
+                "Running transaction test\nError: Transaction test error:\n  file /usr/bin/x conflicts between "
+                "attempted installs\n"
+            ),
+            r"the folder /.*: Transaction test error: file /usr/bin/x conflicts between",
+        ),
+        (
+            "Public key for gcc-1-1.rpm is not installed\nError: GPG check FAILED\n",
+            r"gcc-1-1\.rpm could not be installed on \S+: its rpm demands signatures, and there is none",
+        ),
+        ("installing package gcc needs 3MB more space on the / filesystem", "has no room for gcc: free some space"),
+        ("Disk Requirements:\n   At least 9MB more space needed on the / filesystem.", "has no room for gcc"),
+    ],
+)
+def test_why_dnf_installed_nothing_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, folder: str, said: str, sentence: str
+) -> None:
+    Dnf(monkeypatch, PLANS, (1, said))
+    with pytest.raises(module.PackageError, match=sentence):
+        act(GCC, manager="dnf", repository=folder)
+
+
+@pytest.mark.parametrize(
+    ("said", "owner"),
+    [
+        ("RPMDB already locked by 1\n  The application with PID 1 is: dnf\n", r"\S+ \(pid 1\)"),
+        (
+            "RPM: error: can't create transaction lock on /x/.rpm.lock (Resource temporarily unavailable)\n",
+            "another program",
+        ),
+        ("Running transaction\nTransaction failed: Rpm transaction failed.\n", r"\S+ \(pid 1\)"),
+    ],
+)
+def test_another_program_that_installs_is_waited_for_and_named(
+    monkeypatch: pytest.MonkeyPatch, folder: str, said: str, owner: str
+) -> None:
+    locked = (1, said)
+    monkeypatch.setattr(module, "rpm_owner", lambda: 1 if "Rpm transaction" in said else None)
+    program = Dnf(monkeypatch, PLANS, locked)
+    with pytest.raises(module.PackageError, match=rf"{owner} on \S+ is installing packages, so gcc could not be"):
+        act(GCC, manager="dnf", repository=folder, lock_timeout=0.1)
+    assert len(program.run) > 3
+    program = Dnf(monkeypatch, PLANS, locked, (0, "Complete!"))
+    with pytest.raises(module.PackageError, match="still not there"):
+        act(GCC, manager="dnf", repository=folder)
+    assert len(program.run) == 3
+
+
+def test_the_lock_of_rpms_database_has_an_owner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lock = tmp_path / ".rpm.lock"
+    monkeypatch.setattr(module, "RPM_LOCKS", (str(tmp_path / "none"), str(lock)))
+    lock.touch()
+    assert module.rpm_owner() is None
+    holds = (
+        f"import fcntl, sys; f = open({str(lock)!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert module.rpm_owner() == holder.pid
+        holder.communicate("\n")

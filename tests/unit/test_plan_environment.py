@@ -10,7 +10,7 @@ import pytest
 from ppdeploy.bundle import content
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts, OperatingSystem, Python
-from ppdeploy.plan.environment import choose_lock, installable, package_manager, system_packages
+from ppdeploy.plan.environment import choose_lock, installable, system_packages
 from ppdeploy.plan.types import FirewallPlan, NodePlan
 from ppdeploy.play import venv_slice
 from tests.factories import make_cluster, make_facts
@@ -55,7 +55,23 @@ def nodes(*pairs: tuple[OperatingSystem, str]) -> dict[str, NodeFacts]:
     ids=lambda value: value.id if isinstance(value, OperatingSystem) else None,
 )
 def test_what_a_system_can_install(own: OperatingSystem, pythons: tuple[str, ...], manager: str | None) -> None:
-    assert (installable(own), package_manager(own)) == (pythons, manager)
+    assert (installable(own), own.package_manager) == (pythons, manager)
+
+
+@pytest.mark.parametrize(
+    ("own", "release"),
+    [
+        (system("debian", "12"), "debian 12"),
+        (UBUNTU_22, "ubuntu 22.04"),
+        (ROCKY_9, "rocky 9"),
+        (system("fedora", "43"), "fedora 43"),
+        (system("centos", "10", "rhel", "fedora"), "centos 10"),
+        (system("arch", ""), "arch"),
+    ],
+    ids=lambda value: value.id if isinstance(value, OperatingSystem) else None,
+)
+def test_packages_are_for_a_release_and_of_red_hats_kin_for_a_major_one(own: OperatingSystem, release: str) -> None:
+    assert own.release == release
 
 
 @pytest.mark.parametrize(
@@ -177,6 +193,18 @@ def test_a_bundle_for_other_nodes_is_refused_before_any_is_touched(tmp_path: Pat
     )
     told = venv_slice(spec, pipeline, done, facts["node1"].model_copy(update={"tools": ALL_TOOLS}))
     assert (told["installed"], told["packages_needed"]) == (True, False)
+
+
+def test_rpms_of_one_release_are_for_all_its_minor_ones_and_for_no_kin(tmp_path: Path) -> None:
+    held = content.BundlePackages(
+        manager="dnf", system=ROCKY_9.release, machine="x86_64", architecture="x86_64", names=("python3.12", "rsync")
+    )
+    bundle = content.Bundle(locks=(), packages=held, files=()).at(tmp_path)
+    later = ROCKY_9.model_copy(update={"version_id": "9.6"})
+    bundle.require_packages(later.release, "x86_64", "node1", ["rsync"])
+    for other in (system("almalinux", "9.4", "rhel", "fedora"), system("rocky", "10.0", "rhel", "fedora")):
+        with pytest.raises(InputError, match=rf"for {other.release} on x86_64, only some for rocky 9 on x86_64"):
+            bundle.require_packages(other.release, "x86_64", "node1", ["rsync"])
 
 
 def test_what_other_roles_install_comes_from_the_bundle_where_packages_do(tmp_path: Path) -> None:

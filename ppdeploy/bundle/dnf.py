@@ -1,0 +1,146 @@
+"""System packages of a bundle by dnf 4 or 5, on a machine of the nodes' release, with repodata for theirs.
+
+dnf resolves for an empty root, so that the folder has every package that any node of the release may lack; a node takes
+of it what it needs. The repositories are the machine's own, with their variables, certificates and module streams. dnf
+downloads and then only tests the transaction: that far it checks each file's signature, where a repository asks for
+that (gpgcheck). With --downloadonly dnf 5 does not (seen with 5.4.6).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppdeploy.bundle.commands import CommandError, run
+from ppdeploy.errors import InputError, PpdeployError
+
+STREAMS = Path("/etc/dnf/modules.d")
+"""The module streams that are enabled on this machine, as dnf 4 keeps them."""
+
+VARIABLES = (Path("/etc/dnf/vars/releasever"), Path("/etc/yum/vars/releasever"))
+"""Where a machine is kept at one minor release."""
+
+
+def program() -> str | None:
+    """Return the name of this machine's dnf, None where it has none."""
+    return next((name for name in ("dnf", "dnf5") if shutil.which(name)), None)
+
+
+def archives_have(name: str) -> bool:
+    """Tell whether this machine's repositories have a package to install."""
+    found = _run([program() or "dnf", "--quiet", "repoquery", "--queryformat", "%{name}\n", name])
+    return name in found.split()
+
+
+def require() -> None:
+    """Raise InputError where this machine lacks what `fetch` takes."""
+    if shutil.which("createrepo_c") is None:
+        raise InputError(
+            "createrepo_c is missing on this machine, which writes the index of RPM packages",
+            where="--packages",
+            remedy="run `dnf install createrepo_c` here",
+        )
+    if os.geteuid() != 0:
+        raise InputError("dnf resolves packages for root alone", where="--packages", remedy="run it again with sudo")
+
+
+def fetch(names: Sequence[str], folder: Path) -> None:
+    """Fetch packages, and all that they need, into a folder, and write its repodata.
+
+    Raises InputError where this machine's repositories lack a package, or one is not signed as its repository says,
+    PpdeployError for any other failure of dnf.
+    """
+    # Beside the folder, where there is room: what an interrupted run left is removed.
+    work = folder.with_name(f"{folder.name}.dnf")
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "root" / "etc" / "dnf").mkdir(parents=True)
+    try:
+        if STREAMS.is_dir():
+            shutil.copytree(STREAMS, work / "root" / STREAMS.relative_to("/"))
+        _run(_command(names, work))
+        folder.mkdir(parents=True, exist_ok=True)
+        for package in sorted((work / "files").glob("*.rpm")):
+            package.rename(folder / package.name)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    # Any dnf of these releases reads gzip.
+    _run(["createrepo_c", "--quiet", "--no-database", "--general-compress-type=gz", str(folder)])
+
+
+def _command(names: Sequence[str], work: Path) -> list[str]:
+    """Return the command that leaves the packages in `work/files`."""
+    dnf = program() or "dnf"
+    if _run([dnf, "--version"]).startswith("dnf5"):
+        # dnf 5 looks for all of its configuration in the root.
+        own = ["--use-host-config"]
+    else:
+        # dnf 4 looks there for repositories and variables only where there are any. The release it takes from the root,
+        # unless it is told to take this machine's, or a variable says it.
+        own = [] if any(path.is_file() for path in VARIABLES) else ["--releasever=/"]
+        own += [f"--setopt=module_platform_id={known}" for known in [_platform_id()] if known]
+    options = {
+        "cachedir": f"{work}/cache",
+        "system_cachedir": f"{work}/cache",
+        "destdir": f"{work}/files",
+        "install_weak_deps": "0",
+        # A package may need a file that the shorter list of dnf 5 does not name.
+        "optional_metadata_types": "filelists",
+        # Nothing is installed: the signatures are checked, and the room for the files does not matter.
+        "tsflags": "test",
+        "diskspacecheck": "0",
+    }
+    return [
+        *(dnf, "--assumeyes", f"--installroot={work}/root", *own),
+        *(f"--setopt={name}={value}" for name, value in options.items()),
+        *("install", *names),
+    ]
+
+
+def _platform_id() -> str | None:
+    """Return what modular packages are built for, such as `platform:el9` (os-release(5), PLATFORM_ID)."""
+    return platform.freedesktop_os_release().get("PLATFORM_ID")
+
+
+def _run(command: list[str]) -> str:
+    try:
+        return run(command)
+    except CommandError as error:
+        raise _explained(command[0], error.everything) from None
+
+
+def _explained(name: str, said: str) -> PpdeployError:
+    """Turn the words of dnf 4 or 5 into one sentence."""
+    absent = re.findall(r"No match for argument: (\S+)", said)
+    if absent:
+        return InputError(
+            f"this machine's repositories have no package {', '.join(dict.fromkeys(absent))}",
+            where="--packages",
+            remedy="add the repository that has it, or enable it (`dnf config-manager`)",
+        )
+    unsigned = re.findall(
+        r'^(?:Package|Public key for) (\S+\.rpm)|^OpenPGP check for package "([^"]+)"', said, re.MULTILINE
+    )
+    if unsigned and re.search("GPG check FAILED|Signature verification failed", said):
+        bad = ", ".join(dict.fromkeys(one or other for one, other in unsigned))
+        return InputError(
+            f"{bad} is not signed with a key that its repository names",
+            where="--packages",
+            remedy="see which mirror it came from, and that gpgkey in the repository's file names its vendor's key",
+        )
+    needs = re.findall(r"nothing provides (.+?) needed by (\S+)", said)
+    if needs:
+        lacking = "; ".join(dict.fromkeys(f"{what}, which {who} needs" for what, who in needs[:3]))
+        return InputError(
+            f"this machine's repositories have no {lacking}",
+            where="--packages",
+            remedy="enable the repository that has it (on RHEL's kin often crb, or EPEL)",
+        )
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("[")]
+    return PpdeployError(
+        f"{name} cannot fetch the system packages: {' '.join(lines[-3:])}",
+        remedy="check this machine's network and repositories, then run it again",
+    )
