@@ -20,7 +20,7 @@ equal slices (`isend_tensor_dict`) can still be cut by them."""
 
 def fits(hidden: Any) -> bool:
     """Whether `hidden` (shape [tokens, hidden]) can travel so: its scales must lie at multiples of their own size."""
-    return hidden.dim() == 2 and hidden.shape[-1] % TAIL == 0
+    return bool(hidden.dim() == 2 and hidden.shape[-1] % TAIL == 0)
 
 
 def encode(hidden: Any) -> Any:
