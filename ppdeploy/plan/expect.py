@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ppdeploy.model import ModelShape
 from ppdeploy.plan.decide import Decision
-from ppdeploy.plan.handoff import as_predicted
+from ppdeploy.plan.handoff import as_predicted, other_modes, token_bytes
 from ppdeploy.plan.measured import MeasuredLink, alike, negotiated_mbit, still_true
 from ppdeploy.plan.network import (
     HANDOFF_TENSORS,
@@ -16,10 +16,9 @@ from ppdeploy.plan.network import (
     SOCKET_BITS,
     TCP_GOODPUT,
     Link,
-    handoff_bytes,
     rate_label,
 )
-from ppdeploy.plan.outlook import LinkOutlook, LoadPrediction, best_settings, outlook, predict_loads
+from ppdeploy.plan.outlook import TIE, LinkOutlook, LoadPrediction, best_settings, outlook, predict_loads
 from ppdeploy.plan.serving import Load, Pipeline, Prediction, Settings, predict
 from ppdeploy.plan.speed import StageLoad
 from ppdeploy.plan.types import Capacity, Curve, Fabric, Finding, NetworkCost, Outlook, Speed, StageLink
@@ -38,6 +37,9 @@ MOST_COMPARED = 16
 
 INSIDE_LATENCY = 10e-6
 """Seconds one way between two GPUs of a host; rough."""
+
+WORTH_CHANGING = 1.05
+"""Tokens/s of another mode of the handoff over those of the one that is set, from which on the plan says so."""
 
 NO_LIMIT = 1e15
 """Bits/s of a network that takes no time, to tell what the real one costs."""
@@ -95,7 +97,7 @@ def expect(
     rounded = alike(link.rate_mbit for link in seen if link)
     prompt, answer = request_tokens(decision.capacity.max_model_len)
     value_bytes = 4 if (dtype or "").startswith("float32") else 2
-    size = handoff_bytes(shape.hidden_size, value_bytes, HANDOFF_TENSORS if handoff == "off" else 1)
+    size = token_bytes(handoff, shape.hidden_size, value_bytes)
     known = Outlook(
         rough=_rough(decision, shape),
         input_tokens=prompt,
@@ -144,8 +146,18 @@ def expect(
         outcome = outcome.model_copy(
             update=_overlapped(joined, replace(settings, **as_predicted("overlap", staggers=staggers)), prompt, answer)
         )
+    said = list(_findings(pipeline, told))
+    if handoff != "off" and few and outcome.network is not None:
+        others = {
+            mode: (
+                replace(joined, handoff_bytes=token_bytes(mode, shape.hidden_size, value_bytes)),
+                replace(settings, **as_predicted(mode, staggers=staggers)),
+            )
+            for mode in other_modes(handoff)
+        }
+        said.extend(_better_modes(pipeline, handoff, found.predictions[-1], others))
     model = SpeedModel(joined, settings, prompt, answer) if found.predictions else None
-    return Expected(outcome, tuple(_findings(pipeline, told)), model)
+    return Expected(outcome, tuple(said), model)
 
 
 def _rough(decision: Decision, shape: ModelShape) -> str:
@@ -279,6 +291,32 @@ def _overlapped(pipeline: Pipeline, settings: Settings, prompt: int, answer: int
         "overlap_batched_tokens": best.max_num_batched_tokens,
         "overlap_speeds": _speeds(predict_loads(halved, best, (prompt, answer))),
     }
+
+
+def _better_modes(
+    pipeline: str, handoff: str, now: LoadPrediction, others: Mapping[str, tuple[Pipeline, Settings]]
+) -> Iterator[Finding]:
+    """Yield that another mode of the handoff plugin, or none, would serve the same load better.
+
+    For fp8 also that overlap would serve it as well, with the model's own text. `others` has the modes to compare,
+    those to prefer first, each as the speed model has it.
+    """
+    load = Load(now.concurrency, now.input_tokens, now.output_tokens)
+    speeds = {mode: predict(one[0], load, one[1]).out_tokens_per_second for mode, one in others.items()}
+    present = now.prediction.out_tokens_per_second
+    most = max(speeds.values())
+    best = next(mode for mode, speed in speeds.items() if speed >= most * (1 - TIE))
+    users = f"at {now.concurrency} users"
+    if most > present * WORTH_CHANGING:
+        reason = f"ppdeploy_handoff: {handoff} is predicted to serve {present:.0f} tokens/s {users}, {best} {most:.0f}"
+    elif handoff.startswith("fp8") and speeds["overlap"] >= present * (1 - TIE):
+        best = "overlap"
+        reason = f"ppdeploy_handoff: {handoff} changes the model's text, and is predicted to serve no more {users}"
+    else:
+        return
+    yield Finding(
+        id="handoff-mode", verdict="slow", pipeline=pipeline, reason=reason, remedy=f"set ppdeploy_handoff: {best}"
+    )
 
 
 def _shared(loads: Sequence[StageLoad]) -> tuple[StageLoad, ...]:

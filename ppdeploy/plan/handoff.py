@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypedDict
 
+from ppdeploy.plan.network import handoff_bytes
 from ppdeploy.plan.types import Finding
 
 RAN: frozenset[tuple[str, str]] = frozenset({("0.26.0", "cuda"), ("0.33.0", "cuda"), ("0.32.0", "cpu")})
@@ -39,6 +40,30 @@ def why_idle(*, device: str, vllm_version: str, architecture: str, stages: int) 
     return ""
 
 
+EIGHT_BIT_TAIL = 16
+"""Bytes that a token has in `fp8` beside one for each value: `TAIL` of the plugin's fp8.py."""
+
+
+def token_bytes(mode: str, hidden_size: int, value_bytes: int) -> int:
+    """Return the bytes of one token at a stage boundary in a mode; hidden states have `value_bytes` bytes a value."""
+    name = mode.partition(":")[0]
+    if name == "off":
+        return handoff_bytes(hidden_size, value_bytes)
+    # What the plugin cannot send in eight bits (`fits` of fp8.py) travels as in the other modes.
+    if name == "fp8" and hidden_size % EIGHT_BIT_TAIL == 0:
+        return hidden_size + EIGHT_BIT_TAIL
+    return handoff_bytes(hidden_size, value_bytes, 1)
+
+
+def other_modes(mode: str) -> tuple[str, ...]:
+    """Return the modes to compare a mode with, those to prefer first where several are as fast.
+
+    fp8 is nobody's alternative but its own: only where it is set is a text wanted that is not quite the model's own.
+    """
+    plain = tuple(other for other in ("overlap", "overlap:0", "lossless", "off") if other != mode)
+    return (*plain, "fp8:0") if mode.startswith("fp8") and mode != "fp8:0" else plain
+
+
 class Overlap(TypedDict):
     """How the speed model takes a mode: fields of `ppdeploy.plan.serving.Settings`."""
 
@@ -47,14 +72,15 @@ class Overlap(TypedDict):
 
 
 def as_predicted(mode: str, *, staggers: bool = True) -> Overlap:
-    """Return what a mode decides of the speed model's settings; that both halve the bytes is no part of these.
+    """Return what a mode decides of the speed model's settings; how many bytes it sends is no part of these.
 
     `staggers` tells whether the plugin may change vLLM's rhythm there (`may_stagger`).
     """
     name, _, tokens = mode.partition(":")
+    overlaps = name in ("overlap", "fp8")
     if not staggers:
-        return Overlap(overlap=name == "overlap", stagger=0)
-    return Overlap(overlap=name == "overlap", stagger=int(tokens) if tokens else None)
+        return Overlap(overlap=overlaps, stagger=0)
+    return Overlap(overlap=overlaps, stagger=int(tokens) if tokens else None)
 
 
 def may_stagger(device: str, env: Mapping[str, str], arguments: Mapping[str, object]) -> bool:
@@ -72,15 +98,15 @@ def may_stagger(device: str, env: Mapping[str, str], arguments: Mapping[str, obj
 
 def handoff_findings(pipeline: str, mode: str, idle: str, *, staggers: bool) -> Iterator[Finding]:
     """Yield that a mode changes nothing, for the reason `idle` of `why_idle`, or that a part of it does not."""
-    tokens = mode.partition(":")[2]
+    name, _, tokens = mode.partition(":")
     if not idle and tokens and int(tokens) and not staggers:
         yield Finding(
             id="handoff-tokens",
             verdict="ready",
             pipeline=pipeline,
-            reason=f"ppdeploy_handoff: {mode} does what overlap does: a handoff gets a step of its own with two stages"
+            reason=f"ppdeploy_handoff: {mode} does what {name} does: a handoff gets a step of its own with two stages"
             " on GPUs alone, with vLLM's default model runner and schedule and without speculation",
-            remedy="set ppdeploy_handoff: overlap, or leave it",
+            remedy=f"set ppdeploy_handoff: {name}, or leave it",
         )
     if idle and mode != "off":
         reason, remedy = f"ppdeploy_handoff: {mode} will change nothing: {idle}", "remove ppdeploy_handoff"

@@ -55,7 +55,7 @@ def _handoff(value: object) -> object:
     """Take a mode of the handoff plugin; YAML reads a bare `off` as false."""
     if value is False:
         return "off"
-    if not isinstance(value, str) or not re.fullmatch(r"off|lossless|overlap(:[0-9]{1,6})?", value):
+    if not isinstance(value, str) or not re.fullmatch(r"off|lossless|(overlap|fp8)(:[0-9]{1,6})?", value):
         raise ValueError("it is no mode of the handoff")
     return value
 
@@ -514,12 +514,13 @@ class PipelineVars(Frozen):
         default="socket",
     )
     handoff: Annotated[str, BeforeValidator(_handoff)] = _var(
-        "How stages hand hidden states on: off (as vLLM sends them), lossless (their sum: half the bytes) or overlap "
+        "How stages hand hidden states on: off (as vLLM sends them), lossless (their sum: half the bytes), overlap "
         "(the same, and nobody waits for a send; with two stages on GPUs a handoff of many tokens also gets a step of "
-        "its own: from half of max-num-batched-tokens on, 512 at most, or from the TOKENS of overlap:TOKENS). Installs "
+        "its own: from half of max-num-batched-tokens on, 512 at most, or from the TOKENS of overlap:TOKENS) or fp8 "
+        "(as overlap, in eight bits: a quarter of the bytes, and no longer quite the model's own text). Installs "
         "a plugin of ppdeploy's own beside vLLM on all nodes; where that was not tested, the plan "
         "says so and handoffs stay as they are (docs/handoff.md).",
-        must="off, lossless, overlap or overlap:TOKENS",
+        must="off, lossless, overlap, overlap:TOKENS, fp8 or fp8:TOKENS",
         scope="pipeline",
         default="off",
     )

@@ -1,5 +1,6 @@
-"""load.py TAG CONCURRENT PROMPT ANSWER REQUESTS SEED: stream REQUESTS random prompts of PROMPT tokens, answers of ANSWER
-tokens, CONCURRENT at a time, to the model `m` on port 8000 of this host; one RESULT line, times in milliseconds.
+"""load.py TAG CONCURRENT PROMPT ANSWER REQUESTS SEED [TOKENS]: stream REQUESTS random prompts of PROMPT tokens of ids
+below TOKENS (default 100000), answers of ANSWER tokens, CONCURRENT at a time, to the model `m` on port 8000 of this
+host; one RESULT line, times in milliseconds.
 
 Needs aiohttp, which vLLM's environment has.
 """
@@ -24,12 +25,12 @@ class Answer:
     each: float
 
 
-async def one(session: aiohttp.ClientSession, seed: int, prompt: int, answer: int) -> Answer | None:
+async def one(session: aiohttp.ClientSession, seed: int, prompt: int, answer: int, most: int) -> Answer | None:
     """Ask once; None when it was refused or nothing came."""
     rng = random.Random(seed)
     body = {
         "model": "m",
-        "prompt": [rng.randrange(1000, 100_000) for _ in range(prompt)],
+        "prompt": [rng.randrange(1000, most) for _ in range(prompt)],
         "max_tokens": answer,
         "ignore_eos": True,
         "temperature": 0,
@@ -53,7 +54,9 @@ def high(values: list[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
-async def main(tag: str, concurrent: int, prompt: int, answer: int, requests: int, seed: int) -> int:
+async def main(
+    tag: str, concurrent: int, prompt: int, answer: int, requests: int, seed: int, most: int = 100_000
+) -> int:
     """Run the load and print what came of it; 1 when nothing was answered."""
     waiting = [seed * 100_003 + number for number in range(requests)]
     answers: list[Answer | None] = []
@@ -62,7 +65,7 @@ async def main(tag: str, concurrent: int, prompt: int, answer: int, requests: in
 
         async def user() -> None:
             while waiting:
-                answers.append(await one(session, waiting.pop(0), prompt, answer))
+                answers.append(await one(session, waiting.pop(0), prompt, answer, most))
 
         begun = time.perf_counter()
         await asyncio.gather(*(user() for _ in range(concurrent)))
@@ -83,4 +86,4 @@ async def main(tag: str, concurrent: int, prompt: int, answer: int, requests: in
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:7]))))
+    sys.exit(asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:8]))))

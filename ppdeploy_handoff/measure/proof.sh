@@ -2,8 +2,10 @@
 # The proof that the plugin works with a vLLM: the ranks of one pipeline on this machine, each in a network namespace
 # (root), joined by veth pairs and a bridge; all modes on one server, alternated through the switch file.
 #
-#   proof.sh VENV MODEL cpu DTYPE                 CPU ranks; MODEL of a small vocabulary (2,000 or more)
-#   proof.sh VENV MODEL cuda DTYPE [RATE...]      one GPU each; then the load at each RATE of tc (none, 1gbit, ...)
+#   proof.sh VENV MODEL cpu DTYPE [RATE...]       CPU ranks; MODEL of a vocabulary of 2,000 or more
+#   proof.sh VENV MODEL cuda DTYPE [RATE...]      one GPU each
+#
+# then the load at each RATE of tc (none, 1gbit, ...).
 #
 # From the environment:
 #   STAGES=2       ranks, of which all but the last send
@@ -13,13 +15,14 @@
 #   RUNS="32x1024x128x96@off ..."  for each RATE: users x prompt tokens x answer tokens x requests, and the mode, with
 #                  the most tokens of a batch where these are less than vLLM's: overlap,512
 #   KILL=""        seconds to watch the head after the last rank was killed under load; then all start anew
+#   TEXT=""        a file of prose that the model, a real one, did not see: how well each mode says it (quality.py)
 #   SPACES=handoff  how the network namespaces' names begin, for two proofs side by side
 # VENV has the vLLM, and its version must be in `versions.py` (add the line first: the proof decides whether it stays).
 # Fails when the answers of the modes differ from each other (unless vLLM's own differ from run to run, also for prompts
-# that were alone) or, in float32, from those without the plugin; when a byte
+# that were alone) or, in float32, from those without the plugin (fp8 is compared with itself alone); when a byte
 # is sent that should have been saved; when a model with a hidden size of 4096 or more, whose handoffs outweigh all
-# other messages, does not send less than 0.55 of the bytes on the link; or when the plugin stayed out. Logs and answers
-# are kept; their folder is named.
+# other messages, does not send less than 0.55 of the bytes on the link, 0.30 with fp8; or when the plugin stayed out.
+# Logs and answers are kept; their folder is named.
 set -euo pipefail
 stages=${STAGES:-2} tensor=${TENSOR:-1} spaces=${SPACES:-handoff}
 read -ra gpus <<< "${GPUS:-$(seq -s ' ' 0 $((stages - 1)))}"
@@ -69,6 +72,9 @@ for number in "${!ranks[@]}"; do
 done
 head=${ranks[0]}
 
+of_model() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$model/config.json" "$1"; }
+hidden=$(of_model hidden_size) vocabulary=$(of_model vocab_size)
+
 mode() { echo "$*" > "$out/mode"; }
 mode off
 rank() { # NUMBER ARGUMENT...
@@ -91,10 +97,10 @@ rank() { # NUMBER ARGUMENT...
 }
 # On CPUs without --enforce-eager, which breaks pipelines there, and without a C++ compiler.
 sized=(--max-model-len 2048 --max-num-batched-tokens 256 -cc.mode=2 -cc.backend=eager)
-prompts=(1900 5 100 1000) plain=(--plain) overlap=overlap
+prompts=(1900 5 100 1000) plain=(--plain) overlap=overlap short=fp8
 if [ "$device" = cuda ]; then
   sized=(--max-model-len 8192 --max-num-batched-tokens 2048)
-  prompts=() plain=() overlap=overlap:64
+  prompts=() plain=() overlap=overlap:64 short=fp8:64
 fi
 health() { ip netns exec "$head" curl -s -m 3 -o "$out/health" -w '%{http_code}' http://127.0.0.1:8000/health; }
 start() {
@@ -114,7 +120,7 @@ grep -h ppdeploy_handoff "$out"/rank?.log
 
 counters() { ip netns exec "$head" curl -sf http://127.0.0.1:8000/metrics | grep '^ppdeploy_handoff_.*_total'; }
 wire() { ip -n "$head" -s -j link show v0 | grep -o '"tx":{"bytes":[0-9]*' | grep -o '[0-9]*$'; }
-for name in off off-again lossless "$overlap"; do
+for name in off off-again lossless "$overlap" "$short" "$short-again"; do
   mode "${name%-again}"
   before=$(wire)
   ip netns exec "$head" "$venv/bin/python" "$here/equal.py" "${plain[@]}" "$out/$name.json" "${prompts[@]}"
@@ -129,12 +135,19 @@ value() { awk -v name="ppdeploy_handoff_$1_total" '$1 == name {print $2 + 0}' "$
 [ "$(value handoffs off-again)" = 0 ] || { echo "FAILED: handoffs were changed with the mode off"; failed=1; }
 [ "$(value handoffs lossless)" != 0 ] || { echo "FAILED: the plugin stayed out"; failed=1; }
 [ "$(value bytes_sent "$overlap")" = "$(value bytes_saved "$overlap")" ] || { echo "FAILED: not half the bytes"; failed=1; }
-hidden=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["hidden_size"])' "$model/config.json")
-for name in lossless "$overlap"; do
+for name in lossless "$overlap" "$short-again"; do
+  most=0.55
+  [ "$name" != "$short-again" ] || most=0.30
   share=$(awk -v off="$(cat "$out/off-again.bytes")" -v on="$(cat "$out/$name.bytes")" 'BEGIN {printf "%.3f", on / off}')
   echo "$name: $share of the bytes that the head sends without the plugin"
-  [ "$hidden" -lt 4096 ] || awk -v share="$share" 'BEGIN {exit share > 0.55}' || { echo "FAILED: more than 0.55"; failed=1; }
+  [ "$hidden" -lt 4096 ] || awk -v share="$share" -v most=$most 'BEGIN {exit share > most}' || { echo "FAILED: more than $most"; failed=1; }
 done
+# Counters grow: of fp8 what its own run added. A value has two bytes, or four, twice; then one, and 16 for each token.
+grown() { echo $(($(value "$1" "$short") - $(value "$1" "$overlap"))); }
+bytes=2
+[ "$dtype" != float32 ] || bytes=4
+awk -v sent="$(grown bytes_sent)" -v saved="$(grown bytes_saved)" -v hidden="$hidden" -v bytes=$bytes \
+  'BEGIN {exit sent * 2 * bytes * hidden != (sent + saved) * (hidden + 16)}' || { echo "FAILED: fp8 is not one byte"; failed=1; }
 [ "$(value handoffs "$overlap")" != "$(value handoffs lossless)" ] || { echo "FAILED: no overlap"; failed=1; }
 decides='' compared=''
 same() { python3 "$here/same.py" "$out/$1.json" "$out/$2.json" $decides; }
@@ -147,16 +160,26 @@ else
   # Shown to whoever reads it; it decides nothing.
   same lossless "$overlap" || true
 fi
+same "$short" "$short-again" || [ -n "$decides" ] || { echo "FAILED: fp8 differs from run to run"; failed=1; }
+same off "$short" || echo "(fp8 is not the model's own text)"
 if [ "$dtype" = float32 ]; then
   same off lossless || { echo "FAILED: float32 is not exact"; failed=1; }
 else
   same off lossless || echo "(one norm a stage boundary rounds otherwise: docs/handoff.md)"
 fi
 
+if [ -n "${TEXT:-}" ]; then
+  for name in off off-again lossless "$overlap" "$short"; do
+    mode "${name%-again}"
+    ip netns exec "$head" "$venv/bin/python" "$here/quality.py" ask "$out/$name.quality" "$TEXT"
+  done
+  python3 "$here/quality.py" compare "$out"/{off,off-again,lossless,"$overlap","$short"}.quality
+fi
+
 load() { # TAG USERSxPROMPTxANSWERxREQUESTS
   local words
   IFS=x read -ra words <<< "$2"
-  ip netns exec "$head" "$venv/bin/python" "$here/load.py" "$1" "${words[@]}" "$RANDOM"
+  ip netns exec "$head" "$venv/bin/python" "$here/load.py" "$1" "${words[@]}" "$RANDOM" "$vocabulary"
 }
 for rate in "$@"; do
   burst=256kb

@@ -22,22 +22,27 @@ def test_nothing_set_is_off() -> None:
         ("overlap", Settings(Mode.OVERLAP)),
         ("overlap:0", Settings(Mode.OVERLAP, 0)),
         ("overlap:64", Settings(Mode.OVERLAP, 64)),
+        ("fp8", Settings(Mode.FP8)),
+        ("fp8:64", Settings(Mode.FP8, 64)),
     ],
 )
 def test_modes(text: str, expected: Settings) -> None:
     assert parse(text) == expected
 
 
-@pytest.mark.parametrize("text", ["fast", "fp8", "overlap:", "overlap:-1", "overlap:x", "lossless:3", "OVERLAP"])
+@pytest.mark.parametrize("text", ["fast", "int8", "overlap:", "fp8:-1", "overlap:x", "lossless:3", "OVERLAP"])
 def test_a_wrong_mode_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="is no handoff mode: off, lossless, overlap or overlap:TOKENS"):
+    with pytest.raises(
+        ValueError, match="is no handoff mode: off, lossless, overlap, overlap:TOKENS, fp8 or fp8:TOKENS"
+    ):
         parse(text)
     with pytest.raises(ValueError, match="^PPDEPLOY_HANDOFF: "):
         from_env({"PPDEPLOY_HANDOFF": text})
 
 
 @pytest.mark.parametrize(
-    ("text", "most", "limit"), [("overlap", 8192, 512), ("overlap", 256, 128), ("overlap:64", 256, 64)]
+    ("text", "most", "limit"),
+    [("overlap", 8192, 512), ("overlap", 256, 128), ("overlap:64", 256, 64), ("fp8", 2048, 512)],
 )
 def test_the_limit_follows_the_most_tokens_of_a_batch(text: str, most: int, limit: int) -> None:
     assert parse(text).limit(most) == limit

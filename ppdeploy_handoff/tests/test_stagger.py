@@ -23,6 +23,8 @@ from ppdeploy_handoff.stagger import Due, delay, possible
         ("overlap", 512, 8192, False, 3),
         ("overlap", 128, 256, False, 3),
         ("overlap", 127, 256, False, 2),
+        ("fp8", 512, 8192, False, 3),
+        ("fp8:0", 512, 8192, False, 2),
     ],
 )
 def test_delay(mode: str, tokens: int, most: int, structured: bool, steps: int) -> None:

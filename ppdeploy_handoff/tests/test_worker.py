@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from test_sends import Work
 from test_wire import Tensor, pair
 
-from ppdeploy_handoff import stagger, wire, worker
+from ppdeploy_handoff import fp8, stagger, wire, worker
 from ppdeploy_handoff.counters import Counters, total
 from ppdeploy_handoff.settings import Mode, parse
 
@@ -66,6 +67,22 @@ def test_overlap_gives_vllm_handles_that_do_not_wait() -> None:
     late.wait()
     assert work.waits == 0
     assert made._counters.value("waits_avoided") == 1
+
+
+def test_a_quarter_of_the_bytes_and_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Half as many values of two bytes, and the scale.
+    monkeypatch.setattr(fp8, "encode", lambda hidden: replace(hidden, shape=(3, (32 + fp8.TAIL) // 2)))
+    made, work, sent = handoff("fp8"), Work(), []
+    whole = {key: replace(value, shape=(3, 32)) for key, value in tensors().items()}
+    for gather, slices in ((None, 1), (SimpleNamespace(world_size=4), 4), (SimpleNamespace(world_size=5), 1)):
+        (late,) = made.send(lambda group, t, **how: sent.append(t) or [work], GROUP, whole, all_gather_group=gather)  # type: ignore[func-returns-value]
+        late.wait()
+        counters = made._counters
+        assert counters.value("bytes_sent") == 3 * (32 + fp8.TAIL) // slices
+        assert counters.value("bytes_saved") == 3 * 32 * 2 * 2 // slices - 3 * (32 + fp8.TAIL) // slices
+        made._counters = Counters(None)
+    assert set(sent[0]) == {"hidden_states", wire.SHORT}
+    assert work.waits == 1, "the oldest of three sends is one too many"
 
 
 def test_what_cannot_be_packed_goes_after_all_that_was_put_off() -> None:

@@ -6,11 +6,13 @@ lab's model one norm at the stage boundary rounds otherwise, and two of six text
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ppdeploy.lab.ready import tiny_model
 from tests.faults import rows
 from tests.faults.deploy import VllmGang
 from tests.lab.cluster import PIPELINE, PROMPTS, Cluster, no_change
@@ -65,3 +67,17 @@ def test_a_killed_worker_comes_back_with_the_same_mode_and_text(served: Cluster)
     assert [served.complete(prompt) for prompt in PROMPTS] == texts
     found = counters(served)
     assert found["bytes_sent"] == found["bytes_saved"] > 0
+
+
+@pytest.mark.usefixtures("overlap")
+def test_eight_bits_are_a_quarter_of_the_bytes(served: Cluster, tmp_path: Path) -> None:
+    # The tests after these have the ranks without the plugin again: `overlap` sees to it.
+    done = served.ppdeploy("apply", "--json", inventory=served.variant(tmp_path / "fp8.yml", handoff="fp8"))
+    assert done.code == 0, done.said
+    texts = [served.complete(prompt) for prompt in PROMPTS]
+    # It is not vLLM's own text, but the same each time.
+    assert [served.complete(prompt) for prompt in PROMPTS] == texts
+    found = counters(served)
+    hidden = json.loads((tiny_model(tied=True) / "config.json").read_text(encoding="utf-8"))["hidden_size"]
+    # In bfloat16 vLLM sends two values of two bytes; it is one of one byte, and 16 bytes for each token.
+    assert found["bytes_sent"] * 4 * hidden == (found["bytes_sent"] + found["bytes_saved"]) * (hidden + 16) > 0

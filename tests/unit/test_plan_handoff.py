@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,23 @@ import pytest
 from ppdeploy import locks
 from ppdeploy.paths import data_root
 from ppdeploy.plan import serving
-from ppdeploy.plan.handoff import ARCHITECTURES, RAN, as_predicted, handoff_findings, may_stagger, why_idle
+from ppdeploy.plan.handoff import (
+    ARCHITECTURES,
+    EIGHT_BIT_TAIL,
+    RAN,
+    as_predicted,
+    handoff_findings,
+    may_stagger,
+    token_bytes,
+    why_idle,
+)
 from ppdeploy.plan.outlook import best_settings
 from ppdeploy.plan.serving import Load, Settings, predict
 from ppdeploy.render import release_json
 from scripts import fit_speed
 from tests.factories import make_cluster
 from tests.factories_plan import make_pipeline
+from tests.golden.plans.cases import CASES, plan_of
 
 PIPELINES = {link: fit_speed.pipeline(link) for link in fit_speed.LINKS}
 
@@ -83,7 +94,8 @@ def test_the_speed_model_has_the_plugins_own_numbers(monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(str(data_root() / "ppdeploy_handoff" / "src"))
     settings = importlib.import_module("ppdeploy_handoff.settings")
     assert importlib.import_module("ppdeploy_handoff.sends").DEPTH == serving.SENDS_BEHIND
-    for mode in ("overlap", "overlap:64", "overlap:0"):
+    assert importlib.import_module("ppdeploy_handoff.fp8").TAIL == EIGHT_BIT_TAIL
+    for mode in ("overlap", "overlap:64", "overlap:0", "fp8", "fp8:64"):
         for most in (128, 1000, 2048):
             assert Settings(most, 256, **as_predicted(mode)).limit() == settings.parse(mode).limit(most)
 
@@ -121,6 +133,57 @@ def test_the_plan_reckons_with_half_the_bytes_where_the_plugin_works(monkeypatch
     found = {mode: make_pipeline(facts=facts, **want).outlook.handoff_bytes for mode, want in wants.items()}
     assert len(set(idle.values())) == 1
     assert found == {"off": idle["off"], "lossless": idle["off"] // 2, "overlap": idle["off"] // 2}
+
+
+def test_fp8_is_a_byte_a_value_and_its_scale_where_the_plugin_can_send_it_so() -> None:
+    assert [token_bytes(mode, 5120, 2) for mode in ("off", "lossless", "overlap:64")] == [20480, 10240, 10240]
+    assert [token_bytes(mode, 5120, 2) for mode in ("fp8", "fp8:0")] == [5136, 5136]
+    assert token_bytes("fp8", 5120, 4) == 5136
+    # A scale behind 5,124 values would lie askew (`fits` of the plugin's fp8.py).
+    assert token_bytes("fp8", 5124, 2) == 10248
+
+
+@pytest.mark.parametrize(
+    ("case", "mode", "reason", "remedy"),
+    [
+        (
+            "qwen3-32b-fp8-2x-4090-1g",
+            "lossless",
+            r"lossless is predicted to serve 281 tokens/s at 32 users, overlap 343",
+            "overlap",
+        ),
+        (
+            "qwen3-235b-fp8-2x-4-a6000-ada",
+            "overlap",
+            r"overlap is predicted to serve 286 tokens/s at 32 users, overlap:0 312",
+            "overlap:0",
+        ),
+        ("qwen3-235b-fp8-2x-4-a6000-ada", "fp8", r"fp8 is predicted to serve 286 .*, overlap:0 31[23]", "overlap:0"),
+        ("llama-3.1-70b-2x-4-3090", "fp8", r"fp8 changes the model's text, and .* no more at 32 users", "overlap"),
+    ],
+)
+def test_a_mode_that_another_serves_better_than_is_told(case: str, mode: str, reason: str, remedy: str) -> None:
+    known = CASES[case]
+    planned = plan_of(replace(known, wants={**known.wants, "handoff": mode})).pipelines[0]
+    (found,) = [finding for finding in planned.findings if finding.id == "handoff-mode"]
+    assert re.search(rf"^ppdeploy_handoff: {reason}$", found.reason)
+    assert found.remedy == f"set ppdeploy_handoff: {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("case", "mode"),
+    [
+        ("qwen3-32b-fp8-2x-4090-1g", "overlap"),
+        ("qwen3-235b-fp8-2x-4-a6000-ada", "overlap:0"),
+        ("gpt-oss-120b-4x-4090", "fp8"),
+        # The plugin leaves it as it is, so all modes are one.
+        ("deepseek-v3-2x-8-h100", "fp8"),
+    ],
+)
+def test_of_the_best_mode_nothing_is_said(case: str, mode: str) -> None:
+    known = CASES[case]
+    planned = plan_of(replace(known, wants={**known.wants, "handoff": mode})).pipelines[0]
+    assert [finding for finding in planned.findings if finding.id == "handoff-mode"] == []
 
 
 #: docs/measured.md, "The handoff plugin": link, users, prompt, answer, requests, chunk, mode, and what was measured:

@@ -37,5 +37,5 @@ def register() -> None:
 
     counters = Counters(folder_for_children(environment.COUNTERS))
     worker.install(worker.Handoff(settings, counters))
-    if settings.switch or (settings.mode is Mode.OVERLAP and settings.stagger != 0):
+    if settings.switch or (settings.mode.overlaps and settings.stagger != 0):
         stagger.install(settings, counters)

@@ -22,6 +22,12 @@ class Mode(enum.Enum):
     OFF = "off"
     LOSSLESS = "lossless"
     OVERLAP = "overlap"
+    FP8 = "fp8"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a stage works on while its last handoff is on the wire."""
+        return self in (Mode.OVERLAP, Mode.FP8)
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Settings:
 
 
 def parse(text: str, stagger: int | None = None) -> Settings:
-    """Settings of `off`, `lossless`, `overlap` or `overlap:TOKENS` (the stagger, 0 for none).
+    """Settings of `off`, `lossless`, `overlap` or `fp8`, these two also with `:TOKENS` (the stagger, 0 for none).
 
     ValueError names what was given and what is possible.
     """
@@ -49,10 +55,12 @@ def parse(text: str, stagger: int | None = None) -> Settings:
         mode = Mode(word)
         if colon:
             stagger = int(tokens)
-        if (stagger or 0) < 0 or (colon and mode is not Mode.OVERLAP):
+        if (stagger or 0) < 0 or (colon and not mode.overlaps):
             raise ValueError
     except ValueError:
-        raise ValueError(f"{text.strip()!r} is no handoff mode: off, lossless, overlap or overlap:TOKENS") from None
+        raise ValueError(
+            f"{text.strip()!r} is no handoff mode: off, lossless, overlap, overlap:TOKENS, fp8 or fp8:TOKENS"
+        ) from None
     return Settings(mode, stagger)
 
 

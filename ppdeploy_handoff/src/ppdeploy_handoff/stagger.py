@@ -22,7 +22,7 @@ from typing import Any
 
 from ppdeploy_handoff.counters import Counters
 from ppdeploy_handoff.lazy import when_imported
-from ppdeploy_handoff.settings import Mode, Settings, parse
+from ppdeploy_handoff.settings import Settings, parse
 from ppdeploy_handoff.worker import STAMP
 
 DELAY = "ppdeploy_handoff_delay"  # an attribute of SchedulerOutput: steps until its requests may come back
@@ -51,7 +51,7 @@ def _possible_here(holder: Any) -> bool:
 def delay(settings: Settings, stages: int, tokens: int, most: int, structured: bool) -> int:
     """Steps until the requests of a batch of `tokens` tokens, of `most` at most, may take part in another one."""
     limit = settings.limit(most)
-    if settings.mode is not Mode.OVERLAP or limit == 0:
+    if not settings.mode.overlaps or limit == 0:
         return stages
     return stages + 1 if structured or tokens >= limit else stages
 
@@ -148,7 +148,7 @@ def _change_engine(now: Now, engine: Any) -> None:
             now.read()
             # As many as vLLM itself would have in flight, unless one more is of use.
             self.batch_queue_size = self.batch_queue.maxlen
-            if _possible_here(self) and (now.settings.mode is not Mode.OVERLAP or now.settings.stagger == 0):
+            if _possible_here(self) and (not now.settings.mode.overlaps or now.settings.stagger == 0):
                 self.batch_queue_size -= 1
             most = self.vllm_config.scheduler_config.max_num_batched_tokens
             self.scheduler.max_num_scheduled_tokens = min(most, now.chunk or most)

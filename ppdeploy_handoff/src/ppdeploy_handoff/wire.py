@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# Travels with the metadata of the tensors that vLLM sends beside them, so the receiver needs no agreement beforehand,
-# and one without the plugin fails at once instead of reading half a handoff.
+from ppdeploy_handoff import fp8
+
+# Each travels with the metadata of the tensors that vLLM sends beside them, so the receiver needs no agreement
+# beforehand, and one without the plugin fails at once instead of reading half a handoff. MARK says that hidden_states
+# are the sum; SHORT that they are the bytes of the sum in eight bits.
 MARK = "ppdeploy_handoff.sum"
+SHORT = "ppdeploy_handoff.fp8"
 PAIR = ("hidden_states", "residual")
 
 
-def pack(tensors: dict[str, Any]) -> dict[str, Any] | None:
+def pack(tensors: dict[str, Any], *, short: bool = False) -> dict[str, Any] | None:
     """`tensors` with hidden_states and residual (shape [tokens, hidden]) replaced by their sum, a fresh tensor.
 
-    None when there is anything else in it, or when the two are not alike: such a handoff travels as it is.
+    With `short` in eight bits, where it can be (`fp8.fits`). None when there is anything else in it, or when the two are
+    not alike: such a handoff travels as it is.
     """
     if tuple(sorted(tensors)) != PAIR:
         return None
@@ -25,22 +30,28 @@ def pack(tensors: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if not hidden.dtype.is_floating_point or hidden.numel() == 0:
         return None
-    return {PAIR[0]: hidden + residual, MARK: 1}
+    total = hidden + residual
+    if short and fp8.fits(total):
+        return {PAIR[0]: fp8.encode(total), SHORT: 1}
+    return {PAIR[0]: total, MARK: 1}
 
 
 def unpack(tensors: dict[str, Any], postprocess: list[Callable[[], None]], zeros: Callable[[Any], Any]) -> bool:
     """Put the residual back into a received `tensors`; False when the sender had not packed it.
 
-    The residual is made by the last of `postprocess`, because until the others have run (the all-gather of the tensor
+    It is made by the last of `postprocess`, because until the others have run (the all-gather of the tensor
     parallel slices, in a group of one too) the received tensor is flat. `zeros` makes a tensor like the one given.
     """
-    if tensors.pop(MARK, None) is None:
+    whole, short = tensors.pop(MARK, None), tensors.pop(SHORT, None)
+    if whole is None and short is None:
         return False
 
-    def residual() -> None:
+    def restore() -> None:
+        if short is not None:
+            tensors[PAIR[0]] = fp8.decode(tensors[PAIR[0]])
         tensors[PAIR[1]] = zeros(tensors[PAIR[0]])
 
-    postprocess.append(residual)
+    postprocess.append(restore)
     return True
 
 

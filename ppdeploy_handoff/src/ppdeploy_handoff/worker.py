@@ -51,7 +51,7 @@ class Handoff:
             reason = "sequence parallelism leaves each rank a slice of the residual"
         elif parallel.distributed_executor_backend == "external_launcher":
             reason = "the external launcher sends its tensors in another way"
-        self.ceiling = Mode.OFF if reason else Mode.OVERLAP
+        self.ceiling = Mode.OFF if reason else Mode.FP8
         self.mode = self._capped(self._settings.mode)
         if reason:
             log.warning("ppdeploy_handoff: handoffs stay as vLLM sends them: %s", reason)
@@ -74,29 +74,26 @@ class Handoff:
         """`isend_tensor_dict` of vLLM's GroupCoordinator; `how` are its other arguments."""
         packed = None
         if self.mode is not Mode.OFF and not how.get("all_gather_tensors") and not group.use_cpu_custom_send_recv:
-            packed = wire.pack(tensors)
+            packed = wire.pack(tensors, short=self.mode is Mode.FP8)
             if packed is None:
                 self._once("these handoffs hold more than hidden_states and residual: they travel as they are")
         if packed is None:
             self._ring.drain()
             return original(group, tensors, **how)
-        hidden = packed[wire.PAIR[0]]
         works = original(group, packed, **how)
-        gather = how.get("all_gather_group")
-        # Of a tensor parallel group each rank sends its slice, unless the tensor cannot be cut evenly.
-        slices = 1 if gather is None or hidden.numel() % gather.world_size else gather.world_size
-        size = hidden.numel() * hidden.element_size() // slices
+        size = _bytes_of_one(packed[wire.PAIR[0]], how.get("all_gather_group"))
+        plain = sum(_bytes_of_one(tensors[name], how.get("all_gather_group")) for name in wire.PAIR)
         self._counters.add("handoffs")
         self._counters.add("bytes_sent", size)
-        self._counters.add("bytes_saved", size)
-        if self.mode is not Mode.OVERLAP:
+        self._counters.add("bytes_saved", plain - size)
+        if not self.mode.overlaps:
             self._ring.drain()
             return works
         return self._ring.hold(works, packed, lambda: self._counters.add("waits_avoided"))
 
     def receive(self, original: Callable[..., Any], group: Any, **how: Any) -> Any:
         """`irecv_tensor_dict` of vLLM's GroupCoordinator."""
-        if self.mode is Mode.OVERLAP and group.device.type == "cuda":
+        if self.mode.overlaps and group.device.type == "cuda":
             tensors, works, postprocess = self._receive_aside(original, group, how)
         else:
             tensors, works, postprocess = original(group, **how)
@@ -124,6 +121,12 @@ class Handoff:
         if text not in self._said:
             self._said.add(text)
             log.warning("ppdeploy_handoff: %s", text)
+
+
+def _bytes_of_one(tensor: Any, gather: Any) -> int:
+    """Bytes of `tensor` that one rank sends: of a tensor parallel group its slice, unless it cannot be cut evenly."""
+    slices = 1 if gather is None or tensor.numel() % gather.world_size else gather.world_size
+    return int(tensor.numel() * tensor.element_size() // slices)
 
 
 class Aside:
