@@ -19,7 +19,8 @@ from ppdeploy import locks
 from ppdeploy.agent.build import agent_pyz
 from ppdeploy.api_keys import first_key, read_keys, told_keys
 from ppdeploy.benches import bench_file, bench_text, read_benches
-from ppdeploy.bundle import open_bundle
+from ppdeploy.bundle import open_bundle, read_bundle
+from ppdeploy.bundle.content import DRIVER
 from ppdeploy.certificates import (
     ca_file,
     ca_warning,
@@ -81,7 +82,15 @@ from ppdeploy.render import (
 )
 from ppdeploy.smoke import judge, side_by_side
 from ppdeploy.sources import ModelSource, resolve_source
-from ppdeploy.spec import PipelineSpec, PipelineVars, Spec, example_problems, raise_problems, spec_from_values
+from ppdeploy.spec import (
+    PipelineSpec,
+    PipelineVars,
+    Spec,
+    Wheelhouse,
+    example_problems,
+    raise_problems,
+    spec_from_values,
+)
 
 SMOKE_REQUESTS_PER_STAGE = 2
 """Concurrent requests of the smoke test, for each stage: enough that every stage has one in work and one waiting."""
@@ -121,13 +130,34 @@ def spec_of_play(inventory: Mapping[str, Any]) -> Spec:
     values = {host: dict(own) for host, own in given.items()}
     addresses = {host: str(own.pop("ansible_host", host)) for host, own in values.items()}
     raise_problems(example_problems(addresses))
-    return spec_from_values(
+    spec = spec_from_values(
         chosen,
         values,
         inventory_dir=Path(inventory["directory"]),
         addresses=addresses,
         gateways=[host for host in inventory.get("gateways", {}) if host in members or host in outside],
     )
+    return with_wheelhouses(spec)
+
+
+def with_wheelhouses(spec: Spec) -> Spec:
+    """Return the spec with what each pipeline's bundle has."""
+    looked = tuple(one.model_copy(update={"wheelhouse": wheelhouse_of(one)}) for one in spec.pipelines)
+    return spec.model_copy(update={"pipelines": looked})
+
+
+def wheelhouse_of(spec: PipelineSpec) -> Wheelhouse:
+    """Return what a pipeline's bundle has of a driver; nothing where no driver would be taken from it."""
+    if spec.wheelhouse_path is None or packages_from(spec.vars) != "bundle" or spec.vars.device != "cuda":
+        return Wheelhouse()
+    on_nodes = spec.vars.wheelhouse_on_nodes
+    try:
+        # Of one that lies on the nodes the controller may have no more than the manifest.
+        bundle = read_bundle(spec.wheelhouse_path) if on_nodes else open_bundle(spec.wheelhouse_path)
+    except InputError as error:
+        also = "; of a bundle on the nodes, its manifest.json is read from the same folder here" if on_nodes else ""
+        return Wheelhouse(problem=f"{error.what}: {error.where}{also}")
+    return Wheelhouse(driver=bundle.driver)
 
 
 def outside_gateways(inventory: Mapping[str, Any]) -> list[str]:
@@ -618,7 +648,7 @@ def drivers_of_play(inventory: Mapping[str, Any], facts: Mapping[str, Mapping[st
     lines: list[str] = []
     for pipeline in spec.pipelines:
         for node in situation(pipeline, typed, None).nodes:
-            plan = plan_driver(node.facts, pipeline.vars, pipeline.name)
+            plan = plan_driver(node.facts, pipeline.vars, pipeline.name, pipeline.wheelhouse)
             nodes[node.host] = driver_slice(pipeline, plan, node.facts)
             lines += [f"{node.host}: {text}" for text in driver_texts(plan) if plan.action != "blocked"]
             if plan.action == "blocked":
@@ -655,7 +685,10 @@ def driver_slice(spec: PipelineSpec, plan: DriverPlan, facts: NodeFacts) -> dict
         "files": files,
         "node": node,
         "key_source": str(spec.nvidia_key_path or "") if plan.mirror and plan.source == "nvidia" else "",
-        "key_file": KEYS[plan.manager] if plan.manager else "",
+        "key_file": KEYS[plan.manager] if plan.manager and not plan.from_bundle else "",
+        "bundle": str(spec.wheelhouse_path / DRIVER) if plan.from_bundle and spec.wheelhouse_path else "",
+        "bundle_on_node": spec.vars.wheelhouse_on_nodes,
+        "rsync": bool(facts.tools.get("rsync")),
         "lock_timeout": spec.vars.package_lock_timeout,
         "unit": unit_name(spec.name),
         **way_out(spec.vars),

@@ -19,6 +19,7 @@ from ppdeploy.facts import FileState, NodeFacts, PipelineState
 from ppdeploy.gateway_text import gateway_values
 from ppdeploy.paths import data_root
 from ppdeploy.plan.build import GENERIC_UNIT, RELEASE_FILES, ROOT, UNIT_DIR
+from ppdeploy.plan.driver_systems import pin_of
 from ppdeploy.plan.firewall import RULES
 from ppdeploy.plan.tuning import CONFIG, SCRIPT
 from ppdeploy.plan.tunnel import PEERS, PRIVATE_KEY
@@ -248,12 +249,10 @@ def tunnel_values(plan: TunnelPlan) -> dict[str, Any]:
 
 def driver_values(plan: DriverPlan) -> dict[str, Any]:
     """Return what the templates of the driver print, as `node.driver`."""
-    # On Ubuntu, NVIDIA's packages end with ubuntu1 and Canonical's of the same branch do not.
-    pin = f"{plan.branch}.*ubuntu1" if plan.platform.startswith("ubuntu") else f"{plan.branch}.*"
     key = f"file://{plan.key}" if plan.manager == "dnf" and plan.mirror else plan.key
     return {
         "branch": plan.branch,
-        "pin": pin,
+        "pin": pin_of(plan.platform, plan.branch or 0),
         "repository": plan.repository,
         "key": key,
         "ca_bundle": plan.ca_bundle,

@@ -7,7 +7,7 @@ from typing import Any
 from ppdeploy.facts import FileState, NodeFacts, NvidiaDriver, PciAccelerator
 from ppdeploy.plan.driver import BLACKLIST, plan_driver
 from ppdeploy.plan.types import DriverPlan
-from ppdeploy.spec import PipelineVars
+from ppdeploy.spec import PipelineVars, Wheelhouse
 from tests.factories import make_facts, make_gpu, make_installation, make_package
 
 SYSTEMS: dict[str, tuple[str, str, str, str]] = {
@@ -87,9 +87,9 @@ def working(system: str = "debian12", version: str = "580.95.05", **changes: Any
     return facts.model_copy(update=values)
 
 
-def plan(facts: NodeFacts, **wants: Any) -> DriverPlan:
+def plan(facts: NodeFacts, *, bundle: Wheelhouse | None = None, **wants: Any) -> DriverPlan:
     """Return what is decided for a host, with a reboot allowed; a refusal always has a remedy."""
-    found = plan_driver(facts, PipelineVars(model="./tiny", **{"allow_reboot": True, **wants}), "chat")
+    found = plan_driver(facts, PipelineVars(model="./tiny", **{"allow_reboot": True, **wants}), "chat", bundle)
     assert found.reason
     assert (found.action == "blocked") == bool(found.remedy)
     return found

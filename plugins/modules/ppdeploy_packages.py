@@ -27,7 +27,15 @@ options:
         the package is installed, the service is left off.
     type: list
     elements: dict
-    required: true
+    default: []
+  names:
+    description:
+      - Packages as the package manager takes them, in place of O(wants), to have in the newest version that
+        O(repository) has.
+      - Those that are held are changed too.
+    type: list
+    elements: str
+    default: []
   manager:
     description: The node's package manager; left out where it has none that is known.
     type: str
@@ -69,6 +77,7 @@ lacking:
   elements: str
 """
 
+import contextlib
 import fcntl
 import os
 import re
@@ -78,6 +87,7 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -199,25 +209,31 @@ def apt(lock_timeout: int, *options: str) -> list[str]:
     ]
 
 
+@contextlib.contextmanager
+def apt_from(repository: Path) -> Iterator[list[str]]:
+    """Yield the options by which apt knows one folder alone: the node's archives are neither read nor changed."""
+    with tempfile.TemporaryDirectory() as work:
+        # A space in the folder's name would part the line's words.
+        source = Path(work, "sources.list")
+        source.write_text(f"deb [trusted=yes] file:{quote(str(repository))} ./\n", encoding="utf-8")
+        Path(work, "lists", "partial").mkdir(parents=True)
+        options = [
+            f"Dir::Etc::sourcelist={source}",
+            "Dir::Etc::sourceparts=-",
+            f"Dir::State::lists={work}/lists",
+            "Dir::Cache::pkgcache=",
+            "Dir::Cache::srcpkgcache=",
+        ]
+        # apt reads as a user of its own, who must be able to come here.
+        Path(work).chmod(0o755)
+        yield [word for option in options for word in ("--option", option)]
+
+
 def install_with_apt(packages: list[str], repository: Path | None, lock_timeout: int) -> None:
     """Install packages from the node's archives, or from one folder alone."""
     if repository is not None:
-        with tempfile.TemporaryDirectory() as work:
-            # A list and a folder for its index of our own: the node's archives are neither read nor changed.
-            # A space in the folder's name would part the line's words.
-            source = Path(work, "sources.list")
-            source.write_text(f"deb [trusted=yes] file:{quote(str(repository))} ./\n", encoding="utf-8")
-            Path(work, "lists", "partial").mkdir(parents=True)
-            options = [
-                f"Dir::Etc::sourcelist={source}",
-                "Dir::Etc::sourceparts=-",
-                f"Dir::State::lists={work}/lists",
-                "Dir::Cache::pkgcache=",
-                "Dir::Cache::srcpkgcache=",
-            ]
-            begin = apt(lock_timeout, *(word for option in options for word in ("--option", option)))
-            # apt reads as a user of its own, who must be able to come here.
-            Path(work).chmod(0o755)
+        with apt_from(repository) as options:
+            begin = apt(lock_timeout, *options)
             for command in (["update"], ["install", *packages]):
                 status, said = run([*begin, *command])
                 if status:
@@ -233,6 +249,21 @@ def install_with_apt(packages: list[str], repository: Path | None, lock_timeout:
         raise PackageError(why(packages, said, "the archives in /etc/apt"))
 
 
+def bring_with_apt(packages: list[str], repository: Path, lock_timeout: int) -> bool:
+    """Have packages as one folder has them, and all that they need; return whether anything was installed."""
+    with apt_from(repository) as options:
+        # The one lets apt resolve to other versions of what is held, the other lets it go on with them.
+        begin = apt(lock_timeout, *options, "--ignore-hold", "--allow-change-held-packages")
+        said = ""
+        for command in (["update"], ["--simulate", "install", *packages], ["install", *packages]):
+            status, said = run([*begin, *command])
+            if status:
+                raise PackageError(why(packages, said, f"the folder {repository}"))
+            if "--simulate" in command and not re.search(r"^(Inst|Conf|Remv) ", said, re.MULTILINE):
+                return False
+    return True
+
+
 # ---- dnf 4 and 5 ---------------------------------------------------------------------------------
 
 
@@ -242,13 +273,13 @@ def dnf(*options: str) -> list[str]:
     return [name, "--assumeyes", "--setopt=install_weak_deps=0", "--setopt=exit_on_lock=1", *options]
 
 
-def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout: int) -> None:
-    """Install packages from the repositories that dnf knows, or from one folder alone."""
+def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout: int) -> str:
+    """Install packages from the repositories that dnf knows, or from one folder alone; return what dnf said."""
     if repository is None:
         status, said = patiently([*dnf(), "install", *packages], lock_timeout)
         if status:
             raise PackageError(why(packages, said, "the repositories in /etc/yum.repos.d"))
-        return
+        return said
     source = f"the folder {repository}"
     # dnf 5 copies the packages into its cache, and /tmp may be memory.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as work:
@@ -268,6 +299,7 @@ def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout:
         status, said = patiently([*begin, "install", *packages], lock_timeout)
         if status:
             raise PackageError(why(packages, said, source))
+        return said
 
 
 def folder_alone(repository: Path, work: Path) -> list[str]:
@@ -342,6 +374,12 @@ def rpm_owner() -> int | None:
     return None
 
 
+def bring_with_dnf(packages: list[str], repository: Path, lock_timeout: int) -> bool:
+    """Have packages as one folder has them, and all that they need; return whether anything was installed."""
+    return "Nothing to do" not in install_with_dnf(packages, repository, lock_timeout)
+
+
+BRING = {"apt": bring_with_apt, "dnf": bring_with_dnf}
 INDEX = {"apt": "Packages", "dnf": "repodata/repomd.xml"}
 INSTALL = {"apt": install_with_apt, "dnf": install_with_dnf}
 
@@ -409,20 +447,43 @@ def leave_off(units: list[str], installed: list[str]) -> None:
                 )
 
 
+def folder_of(path: str | None, manager: str) -> Path | None:
+    """Return the folder that packages come from; PackageError where it has none for the package manager."""
+    if path is None:
+        return None
+    if not Path(path, INDEX[manager]).is_file():
+        raise PackageError(
+            f"the folder {path} on {here()} has no packages for {manager} (no {INDEX[manager]}): make the bundle with "
+            "`ppdeploy bundle` on a machine of the node's release, and apply again"
+        )
+    return Path(path)
+
+
+def bring(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
+    """Have the named packages as the repository has them; a check takes it that they are not there yet."""
+    names, manager, repository = params["names"], params["manager"], params["repository"]
+    if manager is None or repository is None:
+        raise PackageError("packages by name come from a folder, by apt or dnf: name manager and repository")
+    changed = True
+    if not check:
+        folder_of(repository, manager)
+        if manager == "apt":
+            finish(params["lock_timeout"])
+        changed = BRING[manager](names, Path(repository), params["lock_timeout"])
+    return {"changed": changed, "lacking": names if changed else []}
+
+
 def act(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
     """Bring the state about; return what is lacking."""
+    if params["names"]:
+        return bring(params, check=check)
     lacking = [want["package"] for want in params["wants"] if not is_there(want)]
     manager = params["manager"]
     if lacking and (not params["allowed"] or manager is None):
         raise PackageError(f"{here()} lacks {', '.join(lacking)}: install these packages there, and apply again")
     if not lacking or params["state"] == "told" or check:
         return {"changed": bool(lacking) and params["state"] == "present", "lacking": lacking}
-    repository = Path(params["repository"]) if params["repository"] else None
-    if repository is not None and not (repository / INDEX[manager]).is_file():
-        raise PackageError(
-            f"the folder {repository} on {here()} has no packages for {manager} (no {INDEX[manager]}): make the bundle "
-            "with `ppdeploy bundle --packages` on a machine of the node's release, and apply again"
-        )
+    repository = folder_of(params["repository"], manager)
     if manager == "apt":
         finish(params["lock_timeout"])
     INSTALL[manager](lacking, repository, params["lock_timeout"])
@@ -441,7 +502,8 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "state": {"type": "str", "choices": ["told", "present"], "default": "present"},
-            "wants": {"type": "list", "elements": "dict", "required": True},
+            "wants": {"type": "list", "elements": "dict", "default": []},
+            "names": {"type": "list", "elements": "str", "default": []},
             "manager": {"type": "str", "choices": ["apt", "dnf"]},
             "allowed": {"type": "bool", "default": True},
             "repository": {"type": "path"},

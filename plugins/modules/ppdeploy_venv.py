@@ -603,7 +603,14 @@ class Build:
         versions = self._verify()
         self.seconds["verify"] = round(time.monotonic() - started - self.seconds["install"], 1)
         self._sync()
-        marker = {"schema_version": 1, "lock": self.lock.digest, "uv": uv.name[len("uv-") :], **versions}
+        marker = {
+            "schema_version": 1,
+            "lock": self.lock.digest,
+            "uv": uv.name[len("uv-") :],
+            # A copy of the folder, or who touches a file in it, changes its times.
+            "verified_at": int(time.time()),
+            **versions,
+        }
         fresh = self.venv / f"{MARKER}.new"
         fresh.write_text(json.dumps(marker, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         fresh.replace(self.venv / MARKER)
@@ -818,10 +825,17 @@ def spare(root: Path, lock: Lock, keep: int) -> list[str]:
     others = [name for name in names if name != mine]
     # What an interrupted build left is no environment.
     whole = [name for name in others if (folder / name / MARKER).is_file()]
-    newest = sorted(whole, key=lambda name: (folder / name / MARKER).stat().st_mtime, reverse=True)
+    newest = sorted(whole, key=lambda name: verified_at(folder / name / MARKER), reverse=True)
     old = set(others) - set(newest[: max(keep - 1, 0)])
     used = named(root) | running(folder, old) if old else set()
     return [str(folder / name) for name in others if name in old - used]
+
+
+def verified_at(marker: Path) -> float:
+    """Return when an environment was proved, in seconds since 1970: as it says itself, which older ones do not."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return float(json.loads(marker.read_text(encoding="utf-8"))["verified_at"])
+    return marker.stat().st_mtime
 
 
 def named(root: Path) -> set[str]:

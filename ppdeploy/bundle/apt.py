@@ -10,7 +10,7 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ppdeploy.bundle.commands import CommandError, run
@@ -23,54 +23,64 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """As dpkg names a machine."""
 
 
+NO_CACHE: Mapping[str, str] = {"Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgcache": ""}
+"""Options by which apt leaves this machine's own caches alone."""
+
+
 def require() -> None:
     """Find nothing missing: apt and dpkg-deb are on every machine of theirs, and resolve for any user."""
 
 
-def archives_have(name: str) -> bool:
-    """Tell whether this machine's archives have a package to install."""
-    found = re.search(r"^\s*Candidate: (.+)$", _run(["apt-cache", "policy", name]), re.MULTILINE)
+def archives_have(name: str, options: Mapping[str, str] | None = None, *, where: str = "--packages") -> bool:
+    """Tell whether this machine's archives, or those that apt's `options` name, have a package to install."""
+    asked = run_apt(["apt-cache", *words(options or {}), "policy", name], where)
+    found = re.search(r"^\s*Candidate: (.+)$", asked, re.MULTILINE)
     return found is not None and found[1] != "(none)"
 
 
-def fetch(names: Sequence[str], folder: Path) -> None:
+def words(options: Mapping[str, str]) -> Iterator[str]:
+    """Yield options of apt as words of a command."""
+    for name, value in options.items():
+        yield from ("-o", f"{name}={value}")
+
+
+def fetch(
+    names: Sequence[str], folder: Path, options: Mapping[str, str] | None = None, *, where: str = "--packages"
+) -> None:
     """Fetch packages, and all that they need, into a folder, and write its index.
 
-    Raises InputError where this machine's archives lack a package, PpdeployError for any other failure of apt.
+    `options` are apt's, in place of this machine's own, `where` is the option of ours that wants the packages. Raises
+    InputError where this machine's archives lack a package, PpdeployError for any other failure of apt.
     """
     (folder / "partial").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
         empty = Path(work, "status")
         empty.touch()
-        options = {
+        own = {
+            **(options or {}),
+            **NO_CACHE,
             "Dir::State::status": str(empty),
             "Dir::Cache::archives": str(folder),
-            "Dir::Cache::pkgcache": "",
-            "Dir::Cache::srcpkgcache": "",
             # The folder is ours alone, and the lock would need root.
             "Debug::NoLocking": "1",
         }
-        _run(
-            [
-                *("apt-get", "--yes", "--quiet", "--no-install-recommends", "--download-only"),
-                *(word for name, value in options.items() for word in ("-o", f"{name}={value}")),
-                *("install", *names),
-            ]
-        )
+        begin = ("apt-get", "--yes", "--quiet", "--no-install-recommends", "--download-only")
+        run_apt([*begin, *words(own), "install", *names], where)
     shutil.rmtree(folder / "partial")
     debs = sorted(folder.glob("*.deb"))
-    (folder / INDEX).write_text("\n".join(_stanza(deb) for deb in debs), encoding="utf-8")
+    (folder / INDEX).write_text("\n".join(_stanza(deb, where) for deb in debs), encoding="utf-8")
 
 
-def _stanza(deb: Path) -> str:
+def _stanza(deb: Path, where: str) -> str:
     """Return what apt's index says of one package."""
-    control = _run(["dpkg-deb", "--field", str(deb)])
+    control = run_apt(["dpkg-deb", "--field", str(deb)], where)
     with deb.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return f"{control.rstrip()}\nFilename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
 
 
-def _run(command: list[str]) -> str:
+def run_apt(command: list[str], where: str) -> str:
+    """Run a program of apt's or dpkg's; return its stdout, or raise what it means, of our option `where`."""
     try:
         return run(command)
     except CommandError as failed:
@@ -79,10 +89,12 @@ def _run(command: list[str]) -> str:
     if absent:
         raise InputError(
             f"this machine's archives have no package {', '.join(one or other for one, other in absent)}",
-            where="--packages",
+            where=where,
             remedy="run `apt-get update` here, or add the archive that has it",
         )
+    # What follows a complaint tells its particulars, such as each hash that was looked for.
+    told = [line for line in said.splitlines() if line.startswith(("E:", "W:", "Err:"))] or said.splitlines()
     raise PpdeployError(
-        f"{command[0]} cannot fetch the system packages: {' '.join(said.splitlines()[-3:])}",
+        f"{command[0]} cannot fetch the system packages: {' '.join(told[-3:])}",
         remedy="check this machine's network and archives, then run it again",
     )

@@ -12,12 +12,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from ppdeploy.errors import InputError
 from ppdeploy.locks import Lock
 from ppdeploy.manifest import Manifest, needed_files
+from ppdeploy.spec import BundledDriver
 
 MANIFEST = "manifest.json"
 WHEELS = "wheels"
 LOCKS = "locks"
 PACKAGES = "packages"
+DRIVER = "driver"
 MODELS = "models"
+
+_REMEDY = "make it with `ppdeploy bundle`"
 
 
 Manager = Literal["apt", "dnf"]
@@ -42,7 +46,7 @@ class BundleFile(_Frozen):
     """A file of the bundle."""
 
     path: _Path = Field(
-        pattern=r"^((wheels|locks)/[^/]+|packages/(repodata/)?[^/]+|models(/[^/]+){2,})$",
+        pattern=r"^((wheels|locks)/[^/]+|(packages|driver)/(repodata/)?[^/]+|models(/[^/]+){2,})$",
         description="below the bundle",
     )
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -87,6 +91,7 @@ class Bundle(_Frozen):
     schema_version: Literal[1] = 1
     locks: tuple[BundleLock, ...]
     packages: BundlePackages | None = None
+    driver: BundledDriver | None = Field(default=None, description="in the folder `driver`, with an index of its own")
     models: tuple[BundleModel, ...] = ()
     files: tuple[BundleFile, ...]
     _path: Path = PrivateAttr()
@@ -139,6 +144,15 @@ class Bundle(_Frozen):
             " ppdeploy_system_packages out of the inventory and install what is missing by hand",
         )
 
+    def check_driver(self) -> None:
+        """Refuse a manifest that names a driver without an index of its packages; InputError."""
+        if self.driver is not None and not any(file.path.startswith(f"{DRIVER}/") for file in self.files):
+            raise InputError(
+                f"{MANIFEST} names a driver, and no file of it",
+                where=str(self._path / MANIFEST),
+                remedy=f"remove the folder and {_REMEDY}",
+            )
+
     def needs(self) -> set[str]:
         """Return the paths of what its locks and models are made of."""
         locks = {lock.file for lock in self.locks}
@@ -155,29 +169,34 @@ def open_bundle(path: Path) -> Bundle:
 
     Hashes take time and are left to `verify_bundle`. Raises InputError when the folder is no whole bundle.
     """
-    remedy = "make it with `ppdeploy bundle`"
-    if not path.is_dir():
-        raise InputError("the bundle folder does not exist", where=str(path), remedy=remedy)
-    try:
-        bundle = Bundle.model_validate_json((path / MANIFEST).read_bytes()).at(path)
-    except FileNotFoundError:
-        what = f"the folder holds no bundle: it has no {MANIFEST}"
-        raise InputError(what, where=str(path), remedy=remedy) from None
-    except (OSError, ValidationError, ValueError) as error:
-        raise InputError(
-            f"{MANIFEST} cannot be read: {_first_line(error)}", where=str(path / MANIFEST), remedy=remedy
-        ) from error
+    bundle = read_bundle(path)
     unlisted = sorted(bundle.needs() - {file.path for file in bundle.files})
     if unlisted:
         what = f"{MANIFEST} names {unlisted[0]} in a lock or model, and not among the files"
-        raise InputError(what, where=str(path / MANIFEST), remedy=f"remove the folder and {remedy}")
+        raise InputError(what, where=str(path / MANIFEST), remedy=f"remove the folder and {_REMEDY}")
+    bundle.check_driver()
     for file in bundle.files:
         found = path / file.path
         size = found.stat().st_size if found.is_file() else None
         if size != file.size:
             what = "is missing" if size is None else f"has {size} bytes instead of {file.size}"
-            raise InputError(f"{file.path} {what}", where=str(path), remedy=f"remove the folder and {remedy}")
+            raise InputError(f"{file.path} {what}", where=str(path), remedy=f"remove the folder and {_REMEDY}")
     return bundle
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read what the bundle in a folder says that it has; no other file of it is looked at. Raises InputError."""
+    if not path.is_dir():
+        raise InputError("the bundle folder does not exist", where=str(path), remedy=_REMEDY)
+    try:
+        return Bundle.model_validate_json((path / MANIFEST).read_bytes()).at(path)
+    except FileNotFoundError:
+        what = f"the folder holds no bundle: it has no {MANIFEST}"
+        raise InputError(what, where=str(path), remedy=_REMEDY) from None
+    except (OSError, ValidationError, ValueError) as error:
+        raise InputError(
+            f"{MANIFEST} cannot be read: {_first_line(error)}", where=str(path / MANIFEST), remedy=_REMEDY
+        ) from error
 
 
 def verify_bundle(bundle: Bundle, seen: Callable[[BundleFile], None] | None = None) -> None:

@@ -36,23 +36,24 @@ def archives_have(name: str) -> bool:
     return name in found.split()
 
 
-def require() -> None:
-    """Raise InputError where this machine lacks what `fetch` takes."""
+def require(where: str = "--packages") -> None:
+    """Raise InputError, of our option `where`, where this machine lacks what `fetch` takes."""
     if shutil.which("createrepo_c") is None:
         raise InputError(
             "createrepo_c is missing on this machine, which writes the index of RPM packages",
-            where="--packages",
+            where=where,
             remedy="run `dnf install createrepo_c` here",
         )
     if os.geteuid() != 0:
-        raise InputError("dnf resolves packages for root alone", where="--packages", remedy="run it again with sudo")
+        raise InputError("dnf resolves packages for root alone", where=where, remedy="run it again with sudo")
 
 
-def fetch(names: Sequence[str], folder: Path) -> None:
+def fetch(names: Sequence[str], folder: Path, options: Sequence[str] = (), *, where: str = "--packages") -> None:
     """Fetch packages, and all that they need, into a folder, and write its repodata.
 
-    Raises InputError where this machine's repositories lack a package, or one is not signed as its repository says,
-    PpdeployError for any other failure of dnf.
+    `options` are dnf's beside ours, `where` is the option of ours that wants the packages. Raises InputError where this
+    machine's repositories lack a package, or one is not signed as its repository says, PpdeployError for any other
+    failure of dnf.
     """
     # Beside the folder, where there is room: what an interrupted run left is removed.
     work = folder.with_name(f"{folder.name}.dnf")
@@ -61,17 +62,17 @@ def fetch(names: Sequence[str], folder: Path) -> None:
     try:
         if STREAMS.is_dir():
             shutil.copytree(STREAMS, work / "root" / STREAMS.relative_to("/"))
-        _run(_command(names, work))
+        _run(_command(names, work, options), where)
         folder.mkdir(parents=True, exist_ok=True)
         for package in sorted((work / "files").glob("*.rpm")):
             package.rename(folder / package.name)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     # Any dnf of these releases reads gzip.
-    _run(["createrepo_c", "--quiet", "--no-database", "--general-compress-type=gz", str(folder)])
+    _run(["createrepo_c", "--quiet", "--no-database", "--general-compress-type=gz", str(folder)], where)
 
 
-def _command(names: Sequence[str], work: Path) -> list[str]:
+def _command(names: Sequence[str], work: Path, more: Sequence[str]) -> list[str]:
     """Return the command that leaves the packages in `work/files`."""
     dnf = program() or "dnf"
     if _run([dnf, "--version"]).startswith("dnf5"):
@@ -96,6 +97,7 @@ def _command(names: Sequence[str], work: Path) -> list[str]:
     return [
         *(dnf, "--assumeyes", f"--installroot={work}/root", *own),
         *(f"--setopt={name}={value}" for name, value in options.items()),
+        *more,
         *("install", *names),
     ]
 
@@ -105,20 +107,20 @@ def _platform_id() -> str | None:
     return platform.freedesktop_os_release().get("PLATFORM_ID")
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], where: str = "--packages") -> str:
     try:
         return run(command)
     except CommandError as error:
-        raise _explained(command[0], error.everything) from None
+        raise _explained(command[0], error.everything, where) from None
 
 
-def _explained(name: str, said: str) -> PpdeployError:
+def _explained(name: str, said: str, where: str) -> PpdeployError:
     """Turn the words of dnf 4 or 5 into one sentence."""
     absent = re.findall(r"No match for argument: (\S+)", said)
     if absent:
         return InputError(
             f"this machine's repositories have no package {', '.join(dict.fromkeys(absent))}",
-            where="--packages",
+            where=where,
             remedy="add the repository that has it, or enable it (`dnf config-manager`)",
         )
     unsigned = re.findall(
@@ -128,7 +130,7 @@ def _explained(name: str, said: str) -> PpdeployError:
         bad = ", ".join(dict.fromkeys(one or other for one, other in unsigned))
         return InputError(
             f"{bad} is not signed with a key that its repository names",
-            where="--packages",
+            where=where,
             remedy="see which mirror it came from, and that gpgkey in the repository's file names its vendor's key",
         )
     needs = re.findall(r"nothing provides (.+?) needed by (\S+)", said)
@@ -136,7 +138,7 @@ def _explained(name: str, said: str) -> PpdeployError:
         lacking = "; ".join(dict.fromkeys(f"{what}, which {who} needs" for what, who in needs[:3]))
         return InputError(
             f"this machine's repositories have no {lacking}",
-            where="--packages",
+            where=where,
             remedy="enable the repository that has it (on RHEL's kin often crb, or EPEL)",
         )
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("[")]

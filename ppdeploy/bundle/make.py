@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ppdeploy.bundle.alone import alone
 from ppdeploy.bundle.content import (
+    DRIVER,
     LOCKS,
     MANIFEST,
     PACKAGES,
@@ -23,12 +24,14 @@ from ppdeploy.bundle.content import (
     open_bundle,
     sha256,
 )
+from ppdeploy.bundle.driver import DriverWish, fetch_driver, require_driver
 from ppdeploy.bundle.model import fetch_model
 from ppdeploy.bundle.packages import fetch_packages, require_fetchable
 from ppdeploy.bundle.pip import fetch
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.locks import Lock, Wheel, uv_wheel
 from ppdeploy.paths import cache_dir
+from ppdeploy.spec import BundledDriver
 
 _BATCH_BYTES = 64 * 1024**2
 """pip keeps nothing of a run that is cut off, so it is run for about this much at a time."""
@@ -70,6 +73,7 @@ def make_bundle(
     index_url: str | None = None,
     extra_index_url: str | None = None,
     packages: Sequence[str] = (),
+    driver: DriverWish | None = None,
     model: ModelWish | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Bundle:
@@ -78,8 +82,8 @@ def make_bundle(
     The files come by pip as it is set up on this machine, `index_url` standing in for its index and
     `extra_index_url` added to it. Work goes on in `OUT.partial`, which is kept when it is interrupted and
     renamed to `out` when every hash was checked; a second run at the same time waits. `packages` are system packages,
-    fetched by this machine's package manager for nodes of the same release; `model` is one of a hub. Raises InputError,
-    BlockedError when the disk is too small, or PpdeployError from pip.
+    fetched by this machine's package manager for nodes of the same release, and so is `driver`; `model` is one of a
+    hub. Raises InputError, BlockedError when the disk is too small, or PpdeployError from pip.
     """
     wanted = [locks] if isinstance(locks, Lock) else list(locks)
     folder = out or default_folder(wanted)
@@ -87,11 +91,13 @@ def make_bundle(
     _require_writable(folder)
     with alone(folder, lambda: tell(Progress(0, 0, "waiting for another ppdeploy that makes the same bundle"))):
         held = _existing(folder)
-        if held is not None and _is_enough(held, wanted, packages, model):
+        if held is not None and _is_enough(held, wanted, packages, driver, model):
             return held
+        # Before some gigabytes of wheels are fetched.
         if packages:
-            # Before some gigabytes of wheels are fetched.
             require_fetchable(wanted[0].machine)
+        if driver is not None:
+            require_driver(driver)
         partial = folder.with_name(f"{folder.name}.partial")
         (partial / WHEELS).mkdir(parents=True, exist_ok=True)
         if held is not None:
@@ -101,6 +107,9 @@ def make_bundle(
         if packages:
             shutil.rmtree(partial / PACKAGES, ignore_errors=True)
             system = fetch_packages(packages, wanted[0].machine, partial, lambda doing: tell(Progress(0, 0, doing)))
+        brought = held.driver if held is not None else None
+        if driver is not None:
+            brought = fetch_driver(driver, partial, lambda doing: tell(Progress(0, 0, doing)))
         models = {one.path: one for one in (held.models if held is not None else ())}
         if model is not None:
             made = fetch_model(
@@ -112,7 +121,7 @@ def make_bundle(
                 tell=lambda done, total, doing: tell(Progress(done, total, doing)),
             )
             models[made.path] = made
-        bundle = _write_manifest(partial, wanted, system, list(models.values()))
+        bundle = _write_manifest(partial, wanted, system, brought, list(models.values()))
         _put_in_place(partial, folder)
     return bundle.at(folder)
 
@@ -172,12 +181,15 @@ def _fill(
             stray.unlink()
 
 
-def _is_enough(held: Bundle, locks: Sequence[Lock], packages: Sequence[str], model: ModelWish | None) -> bool:
+def _is_enough(
+    held: Bundle, locks: Sequence[Lock], packages: Sequence[str], driver: DriverWish | None, model: ModelWish | None
+) -> bool:
     """Tell whether a bundle has all that is asked for; what a branch of a hub names is asked anew."""
     has_packages = held.packages is not None and set(packages) <= set(held.packages.names)
     same = [one for one in held.models if model and one.repository == model.repository]
     has_model = model is None or any(one.commit == model.revision for one in same)
-    return all(held.holds(lock) for lock in locks) and (not packages or has_packages) and has_model
+    has_driver = driver is None or (held.driver is not None and held.driver.serves(driver.wanted))
+    return all(held.holds(lock) for lock in locks) and (not packages or has_packages) and has_driver and has_model
 
 
 def _watch(done: int, total: int, doing: str, tell: Callable[[Progress], None]) -> Callable[[int], None]:
@@ -193,12 +205,17 @@ def _watch(done: int, total: int, doing: str, tell: Callable[[Progress], None]) 
 
 
 def _write_manifest(
-    partial: Path, locks: Sequence[Lock], packages: BundlePackages | None, models: Sequence[BundleModel]
+    partial: Path,
+    locks: Sequence[Lock],
+    packages: BundlePackages | None,
+    driver: BundledDriver | None,
+    models: Sequence[BundleModel],
 ) -> Bundle:
     (partial / LOCKS).mkdir(exist_ok=True)
     wheels = {wheel.file: wheel for lock in locks for wheel in (*lock.wheels, uv_wheel(lock.machine))}
     files = [BundleFile(path=f"{WHEELS}/{w.file}", sha256=w.sha256, size=w.size) for w in wheels.values()]
     others = sorted(path for path in (partial / PACKAGES).rglob("*") if path.is_file()) if packages else []
+    others += sorted(path for path in (partial / DRIVER).rglob("*") if path.is_file()) if driver else []
     others += [partial / one.path / name for one in models for name in one.files]
     for path in others:
         name = path.relative_to(partial).as_posix()
@@ -222,6 +239,7 @@ def _write_manifest(
             for lock in locks
         ),
         packages=packages,
+        driver=driver,
         models=tuple(models),
         files=tuple(sorted(files, key=lambda file: file.path)),
     )

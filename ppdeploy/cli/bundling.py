@@ -13,7 +13,9 @@ from rich.progress import Progress as ProgressBar
 
 from ppdeploy import bundle as bundles
 from ppdeploy import locks
+from ppdeploy.bundle.content import MANIFEST
 from ppdeploy.bundle.packages import archives_have, this_system
+from ppdeploy.cli.bundling_driver import driver_wish
 from ppdeploy.cli.options import Json
 from ppdeploy.cli.output import print_json, print_report, say
 from ppdeploy.errors import InputError
@@ -55,6 +57,34 @@ def bundle(
             "that is this machine's (Debian's kin by apt, Red Hat's by dnf).",
         ),
     ] = False,
+    nvidia_driver: Annotated[
+        str | None,
+        typer.Option(
+            "--nvidia-driver",
+            metavar="nvidia|distribution",
+            help="Also the NVIDIA driver for the nodes' system, if that is this machine's, from where "
+            "ppdeploy_nvidia_driver says. Added to the bundle in --out it needs no --python.",
+        ),
+    ] = None,
+    nvidia_branch: Annotated[
+        int | None,
+        typer.Option("--nvidia-branch", metavar="BRANCH", help="Of the driver, as ppdeploy_nvidia_branch."),
+    ] = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kernel",
+            metavar="RELEASE",
+            help="Kernel of the nodes, as uname -r prints it there; this machine's by default. Repeatable.",
+        ),
+    ] = None,
+    nvidia_repository: Annotated[
+        str | None,
+        typer.Option("--nvidia-repository", metavar="URL", help="A mirror, as ppdeploy_nvidia_repository."),
+    ] = None,
+    nvidia_repository_key: Annotated[
+        Path | None, typer.Option("--nvidia-repository-key", metavar="FILE", help="The key that it is signed with.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="ID", help="Also a model of the Hugging Face hub.")
     ] = None,
@@ -70,7 +100,11 @@ def bundle(
     if verify:
         _report(_verified(out), as_json=as_json)
         return
-    wanted = _locks(device, vllm_version, python or [], machine, extra or [])
+    driver = driver_wish(
+        nvidia_driver, nvidia_branch, kernel or [], nvidia_repository, nvidia_repository_key, machine=machine
+    )
+    wanted = [] if driver is None or python or vllm_version or extra or handoff else _held(out)
+    wanted = wanted or _locks(device, vllm_version, python or [], machine, extra or [])
     if handoff:
         wanted = [locks.with_handoff(lock) for lock in wanted]
     named = _available(wanted) if packages else []
@@ -80,6 +114,7 @@ def bundle(
         index_url=index_url,
         extra_index_url=extra_index_url,
         packages=named,
+        driver=driver,
         model=_model(model, model_revision),
     )
     _report(made, as_json=as_json)
@@ -117,16 +152,26 @@ def _report(made: bundles.Bundle, *, as_json: bool) -> None:
                 "bytes": made.size,
                 "locks": [lock.digest for lock in made.locks],
                 "packages": list(made.packages.names) if made.packages else [],
+                "driver": made.driver.model_dump(mode="json") if made.driver else None,
                 "models": [str(made.path / one.path) for one in made.models],
             }
         )
         return
     print_report(str(made.path))
     lines = [f"{made.size / 1e6:.0f} MB; name it in the inventory:", f"ppdeploy_wheelhouse: {made.path}"]
-    if made.packages:
+    if made.packages or made.driver:
         lines.append("ppdeploy_system_packages: bundle")
+    if made.driver:
+        lines += [f"ppdeploy_nvidia_driver: {made.driver.source}", f"ppdeploy_nvidia_branch: {made.driver.branch}"]
     lines += [f"ppdeploy_model: {made.path / one.path}" for one in made.models]
     say("\n  ".join(lines))
+
+
+def _held(out: Path | None) -> list[locks.Lock]:
+    """Return the locks of the bundle that lies in a folder already; none where there is none."""
+    if out is None or not (out / MANIFEST).is_file():
+        return []
+    return [locks.by_digest(lock.digest) for lock in bundles.read_bundle(out.absolute()).locks]
 
 
 def _model(repository: str | None, revision: str | None) -> bundles.ModelWish | None:
@@ -167,6 +212,7 @@ def _make(
     index_url: str | None,
     extra_index_url: str | None,
     packages: list[str],
+    driver: bundles.DriverWish | None,
     model: bundles.ModelWish | None,
 ) -> bundles.Bundle:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -184,6 +230,7 @@ def _make(
             index_url=index_url,
             extra_index_url=extra_index_url,
             packages=packages,
+            driver=driver,
             model=model,
             progress=show,
         )

@@ -12,7 +12,7 @@ from ppdeploy.cli.options import Request
 from ppdeploy.errors import InputError, PpdeployError
 from ppdeploy.facts import NodeFacts
 from ppdeploy.plan import PipelinePlan, Plan
-from ppdeploy.play import make_plan, resolve_models, spec_of_play, whole_pipelines
+from ppdeploy.play import make_plan, resolve_models, spec_of_play, whole_pipelines, with_wheelhouses
 from ppdeploy.run import (
     Passwords,
     PlayOptions,
@@ -115,7 +115,7 @@ class Session:
                 where=str(self.inventory.path),
                 remedy="leave --facts out, or give these variables plain values",
             )
-        return self.case(self.spec, facts, assumed)
+        return self.case(with_wheelhouses(self.spec), facts, assumed)
 
     def case(self, spec: Spec, facts: Mapping[str, NodeFacts], assumed: tuple[str, ...] = ()) -> Case:
         """Return the case of the pipelines whose hosts all have facts."""

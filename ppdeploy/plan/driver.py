@@ -17,20 +17,31 @@ from typing import Literal
 from packaging.version import InvalidVersion, Version
 
 from ppdeploy.facts import DriverInstallation, NodeFacts, PciAccelerator
+from ppdeploy.plan.driver_packages import (
+    ORIGINS,
+    bundle_command,
+    bundle_packages,
+    bundle_words,
+    driver_packages,
+    driver_words,
+    stream_of,
+)
 from ppdeploy.plan.driver_systems import (
     EL_SYSTEMS,
+    KEYRING,
     NEW_ENOUGH,
-    ORIGIN,
     SUPPORTED,
     VENDOR_UPDATE,
     Platform,
+    branch_of,
     is_outdated,
     is_unknown,
     platform_of,
+    repository_of,
 )
 from ppdeploy.plan.environment import packages_from
 from ppdeploy.plan.types import DriverPlan, DriverSource, Keyring, PlannedFile
-from ppdeploy.spec import PipelineVars
+from ppdeploy.spec import BundledDriver, PipelineVars, Wheelhouse
 
 BLACKLIST = "/etc/modprobe.d/ppdeploy-nouveau.conf"
 PREFERENCES = "/etc/apt/preferences.d/ppdeploy-nvidia"
@@ -51,9 +62,11 @@ KERNEL_HELD = r"^linux-(?:image-|headers-)?(?:{flavour})$"
 """Beside them, where the modules come built: a newer kernel would boot without one."""
 
 
-def plan_driver(facts: NodeFacts, wants: PipelineVars, pipeline: str) -> DriverPlan:
-    """Decide what is done about the driver of a node."""
-    place = _Place(facts, wants, pipeline)
+def plan_driver(
+    facts: NodeFacts, wants: PipelineVars, pipeline: str, wheelhouse: Wheelhouse | None = None
+) -> DriverPlan:
+    """Decide what is done about the driver of a node; `wheelhouse` is what the pipeline's bundle has."""
+    place = _Place(facts, wants, pipeline, wheelhouse or Wheelhouse())
     if wants.device != "cuda":
         return place.kept("the pipeline runs on cpu", action="none")
     if place.state and place.state.vendor:
@@ -76,7 +89,7 @@ def driver_files(plan: DriverPlan) -> tuple[PlannedFile, ...]:
         files.append(_file(PREFERENCES, "driver-apt-preferences.j2"))
         if plan.mirror:
             files.append(_file(SOURCES, "driver-apt.sources.j2"))
-    elif plan.source == "nvidia":
+    elif plan.source == "nvidia" and not plan.from_bundle:
         files.append(_file(REPOSITORY, "driver-yum.repo.j2"))
     return tuple(files)
 
@@ -86,7 +99,7 @@ def driver_texts(plan: DriverPlan) -> Iterator[str]:
     if plan.action == "blocked":
         yield f"blocked: {plan.reason}: {plan.remedy}"
     elif plan.action == "install":
-        of = {"nvidia": "NVIDIA's repository", "distribution": "the distribution", None: ""}[plan.source]
+        of = "the bundle" if plan.from_bundle else ORIGINS[plan.source or "nvidia"]
         yield f"install {', '.join(plan.packages)} (branch {plan.branch}) from {of}: {plan.reason}"
     elif plan.action in ("load", "settle"):
         yield f"{plan.action}: {plan.reason}"
@@ -121,6 +134,19 @@ class _Place:
     facts: NodeFacts
     wants: PipelineVars
     pipeline: str
+    wheelhouse: Wheelhouse
+
+    @property
+    def from_bundle(self) -> bool:
+        """Whether an installation takes the bundle's packages alone; a mirror that the inventory names comes first."""
+        mirror = self.wants.nvidia_repository is not None and self.wants.nvidia_driver == "nvidia"
+        return packages_from(self.wants) == "bundle" and not mirror
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The kernels that the driver must be there for: the one that runs, and the one that boots next."""
+        following = self.state.next_kernel if self.state else None
+        return tuple(dict.fromkeys((self.facts.os.kernel, following or self.facts.os.kernel)))
 
     @property
     def state(self) -> DriverInstallation | None:
@@ -152,9 +178,8 @@ class _Place:
         return platform_of(self.facts.os)
 
     def branch(self, source: str) -> int:
-        """Return the branch that is installed; Ubuntu has packages of every one, NVIDIA's repositories do not."""
-        least = self.platform.branch if self.platform and source == "nvidia" else NEW_ENOUGH
-        return self.wants.nvidia_branch or least
+        """Return the branch that is installed from a source."""
+        return branch_of(self.platform, source, self.wants.nvidia_branch)
 
     def kept(self, reason: str, *, action: Literal["none", "keep"] = "keep") -> DriverPlan:
         source = driver_source(self.state, self.written)
@@ -173,20 +198,24 @@ class _Place:
         platform = self.platform
         assert platform is not None
         mirror = self.wants.nvidia_repository if source == "nvidia" else None
-        base = (mirror or ORIGIN).rstrip("/")
-        repository = f"{base}/{platform.name}/x86_64"
+        repository = repository_of(platform, mirror)
         apt = platform.manager == "apt"
-        return {
+        own = {
             "source": source,
             "manager": platform.manager,
             "branch": self.branch(source),
             "platform": platform.name,
+        }
+        if self.from_bundle:
+            return {**own, "from_bundle": True}
+        return {
+            **own,
             "repository": repository if source == "nvidia" else "",
             "mirror": mirror is not None,
             # apt is told it while an apply fetches, dnf has no other way than the repository's file.
             "ca_bundle": "" if apt or source != "nvidia" else self.wants.ca_bundle or "",
             "key": KEYS[platform.manager] if mirror else "" if apt else f"{repository}/{platform.key}",
-            "keyring": Keyring(url=f"{repository}/cuda-keyring_1.1-1_all.deb", sha256=platform.keyring)
+            "keyring": Keyring(url=f"{repository}/{KEYRING}", sha256=platform.keyring)
             if source == "nvidia" and apt and not mirror
             else None,
         }
@@ -378,7 +407,7 @@ def _install(place: _Place, reason: str) -> DriverPlan:
         return refused
     assert platform is not None
     source: DriverSource = place.wants.nvidia_driver
-    choice = place.choice(source)
+    branch, choice = place.branch(source), place.choice(source)
     wait = _reboot_reason(place, state)
     if wait and not place.wants.allow_reboot:
         return place.blocked(f"{reason}, and to install one takes a reboot ({wait})", _permission(place))
@@ -388,15 +417,11 @@ def _install(place: _Place, reason: str) -> DriverPlan:
         version=place.version,
         ours=True,
         cards=len(place.cards) or len(place.facts.gpus),
-        packages=tuple(_packages(place, platform, source)),
-        stream=f"nvidia-driver:{choice['branch']}-open" if platform.streams and source == "nvidia" else "",
+        packages=_packages(place, platform, source),
+        stream=stream_of(platform, branch) if source == "nvidia" and not place.from_bundle else "",
         finish=bool(state.broken),
         # A driver that was there before has a module for no kernel that was not there when it came.
-        rebuild=tuple(
-            kernel
-            for kernel in dict.fromkeys((place.facts.os.kernel, state.next_kernel or place.facts.os.kernel))
-            if state.dkms and not _has_module(place, kernel)
-        ),
+        rebuild=tuple(kernel for kernel in place.kernels if state.dkms and not _has_module(place, kernel)),
         held=held_pattern(place, source) if platform.manager == "apt" else "",
         initramfs=state.initramfs or "",
         reboot=bool(wait),
@@ -424,9 +449,10 @@ def _unsupported(place: _Place, reason: str) -> DriverPlan | None:
             f"{reason}, and ppdeploy installs it on x86_64 alone, not on {system.machine}",
             f"install driver {NEW_ENOUGH} or newer as the machine's vendor says",
         )
-    if place.wants.nvidia_driver == "nvidia" and place.wants.nvidia_repository is None and _is_isolated(place.wants):
+    if place.wants.nvidia_driver == "nvidia" and place.wants.nvidia_repository is None and _is_shut(place.wants):
         return place.blocked(
-            f"{reason}, the bundle in ppdeploy_wheelhouse has none, and without archives nothing else is asked for one",
+            f"{reason}, and with ppdeploy_wheelhouse no archive is asked for one, nor the bundle",
+            f"set ppdeploy_system_packages: bundle, with a bundle made by `ppdeploy bundle --nvidia-driver nvidia`, or "
             f"install driver {NEW_ENOUGH} or newer yourself, or set ppdeploy_nvidia_repository to a mirror within the "
             "site; where the nodes reach NVIDIA's own, set ppdeploy_system_packages: archives",
         )
@@ -445,12 +471,37 @@ def _unsupported(place: _Place, reason: str) -> DriverPlan | None:
         )
     if place.wants.nvidia_driver == "distribution" and place.platform.own:
         return place.blocked(f"{reason}, and {name} {place.platform.own}", "set ppdeploy_nvidia_driver: nvidia")
-    return None
+    return _unbundled(place, place.platform, reason) if place.from_bundle else None
 
 
-def _is_isolated(wants: PipelineVars) -> bool:
-    """Return whether nodes take all from a bundle: no node is to open a connection beyond the cluster then."""
-    return wants.wheelhouse is not None and packages_from(wants) != "archives"
+def _unbundled(place: _Place, platform: Platform, reason: str) -> DriverPlan | None:
+    """Return the refusal of a host for which the bundle has no driver, with the command that makes one which has."""
+    system, held = place.facts.os, place.wheelhouse.driver
+    source: DriverSource = "distribution" if place.wants.nvidia_driver == "distribution" else "nvidia"
+    needed = BundledDriver(
+        system=system.release,
+        machine=system.machine,
+        manager=platform.manager,
+        source=source,
+        branch=place.branch(source),
+        kernels=place.kernels,
+        names=(),
+    )
+    if held is not None and held.serves(needed):
+        return None
+    mirror = ", or set ppdeploy_nvidia_repository to a mirror within the site" if source == "nvidia" else ""
+    return place.blocked(
+        f"{reason}, and the bundle in ppdeploy_wheelhouse {bundle_words(place.wheelhouse)}, where the node needs "
+        f"{driver_words(needed)}",
+        f"run `{bundle_command(needed, held, place.wants.wheelhouse or '')}` on a machine with internet and "
+        f"{system.pretty_name or needed.system} and carry the bundle here, or install driver {NEW_ENOUGH} or newer "
+        f"yourself{mirror}",
+    )
+
+
+def _is_shut(wants: PipelineVars) -> bool:
+    """Return whether no package is installed from anywhere: no node is to open a connection beyond the cluster then."""
+    return wants.wheelhouse is not None and packages_from(wants) == "none"
 
 
 def _unfit(place: _Place, state: DriverInstallation, reason: str) -> DriverPlan | None:
@@ -485,13 +536,15 @@ def _unfit(place: _Place, state: DriverInstallation, reason: str) -> DriverPlan 
             "the host's own key",
             _enrol(place, state),
         )
-    if source == "nvidia" and place.facts.os.id == "debian" and "contrib" not in state.components:
+    # A bundle has what NVIDIA's packages depend on.
+    bring = source == "nvidia" and not place.from_bundle
+    if bring and place.facts.os.id == "debian" and "contrib" not in state.components:
         return place.blocked(
             f"{reason}, and Debian's component contrib is off, which has what NVIDIA's packages depend on",
             "add `contrib` behind `main` in /etc/apt/sources.list.d/debian.sources (or /etc/apt/sources.list)",
         )
     has_dkms = any(package.name in ("dkms", "epel-release") for package in state.packages)
-    if source == "nvidia" and place.facts.os.id in EL_SYSTEMS and not has_dkms:
+    if bring and place.facts.os.id in EL_SYSTEMS and not has_dkms:
         release = (place.facts.os.version_id or "").partition(".")[0]
         url = f"https://dl.fedoraproject.org/pub/epel/epel-release-latest-{release}.noarch.rpm"
         return place.blocked(
@@ -535,29 +588,13 @@ def _flavour(place: _Place) -> str:
     return next((flavour for flavour in found if flavour.split("-")[0] == own), found[0] if found else "")
 
 
-def _packages(place: _Place, platform: Platform, source: DriverSource) -> Iterator[str]:
-    """Yield what is installed, as the package manager takes it."""
-    state = place.state
-    kernels = [place.facts.os.kernel]
-    if state and state.next_kernel and state.next_kernel not in kernels:
-        kernels.append(state.next_kernel)
-    branch, flavour = place.branch(source), _flavour(place)
-    if source == "distribution":
-        yield from (f"linux-modules-nvidia-{branch}-server-open-{kernel}" for kernel in kernels)
-        if flavour:
-            yield f"linux-modules-nvidia-{branch}-server-open-{flavour}"
-        yield f"nvidia-headless-no-dkms-{branch}-server-open"
-        yield f"nvidia-utils-{branch}-server"
-        yield f"nvidia-compute-utils-{branch}-server"
-        return
-    if platform.manager == "apt":
-        yield from (f"linux-headers-{kernel}" for kernel in kernels)
-        if flavour:
-            yield f"linux-headers-{flavour}"
-        yield "nvidia-open"
-        return
-    yield from (f"kernel-devel-{kernel}" for kernel in kernels)
-    yield "kernel-devel-matched"
-    yield "kernel-headers"
-    # Without streams, the version is in the name: dnf takes the newest of all branches otherwise.
-    yield "nvidia-open" if platform.streams else f"nvidia-open-{branch}.*"
+def _packages(place: _Place, platform: Platform, source: DriverSource) -> tuple[str, ...]:
+    """Return what is installed, as the package manager takes it."""
+    branch = place.branch(source)
+    every = tuple(driver_packages(platform, source, branch, place.kernels, [_flavour(place)]))
+    if not place.from_bundle:
+        return every
+    needed = tuple(bundle_packages(platform, source, branch, place.kernels))
+    # The headers of kernels to come, where the bundle has them for such nodes.
+    held = place.wheelhouse.driver.names if place.wheelhouse.driver else ()
+    return (*needed, *(name for name in every if name in held and name not in needed))

@@ -18,6 +18,9 @@ NEW_ENOUGH = CUDA13_DRIVER.major
 
 ORIGIN = "https://developer.download.nvidia.com/compute/cuda/repos"
 
+KEYRING = "cuda-keyring_1.1-1_all.deb"
+"""The package of a repository for apt that makes a host trust and list it."""
+
 OLDEST_DEVICE = 0x1E02
 """PCI device id of the first Turing card (NVIDIA/open-gpu-kernel-modules, README.md at 595.45.04, commit df1c9a3): ids
 rise with the generations. Older cards have no open modules, and CUDA 13 is not made for them."""
@@ -106,6 +109,22 @@ def platform_of(system: OperatingSystem) -> Platform | None:
     if system.id == "fedora":
         return FEDORA.get(number)
     return EL.get(number) if system.id in EL_SYSTEMS else None
+
+
+def repository_of(platform: Platform, mirror: str | None = None) -> str:
+    """Return the address of a platform's repository, NVIDIA's own or that of a mirror."""
+    return f"{(mirror or ORIGIN).rstrip('/')}/{platform.name}/x86_64"
+
+
+def branch_of(platform: Platform | None, source: str, wanted: int | None) -> int:
+    """Return the branch that is installed; Ubuntu has packages of every one, NVIDIA's repositories do not."""
+    return wanted or (platform.branch if platform and source == "nvidia" else NEW_ENOUGH)
+
+
+def pin_of(platform: str, branch: int) -> str:
+    """Return the versions of a branch in a platform's repository, as apt's preferences write them."""
+    # On Ubuntu, NVIDIA's packages end with ubuntu1 and Canonical's of the same branch do not.
+    return f"{branch}.*ubuntu1" if platform.startswith("ubuntu") else f"{branch}.*"
 
 
 def is_outdated(card: PciAccelerator) -> bool:

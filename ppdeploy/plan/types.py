@@ -499,8 +499,11 @@ class DriverPlan(Frozen):
     platform: str = Field(default="", description="what NVIDIA calls the system in its repositories")
     branch: int | None = Field(default=None, description="branch of the driver that is installed, such as 580")
     packages: tuple[str, ...] = Field(default=(), description="what is installed, as the package manager takes it")
+    from_bundle: bool = Field(
+        default=False, description="packages come from the bundle in ppdeploy_wheelhouse, and from nowhere else"
+    )
     stream: str = Field(default="", description="module stream that dnf is given first")
-    repository: str = Field(default="", description="address of the repository; empty: the distribution's own")
+    repository: str = Field(default="", description="its address; empty: the distribution's own, or the bundle")
     mirror: bool = Field(default=False, description="the repository is a mirror that the inventory names")
     key: str = Field(default="", description="file or address of the key that the repository is signed with")
     keyring: Keyring | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ppdeploy.spec.build import example_problems, spec_from_values
 from ppdeploy.spec.inventory import Inventory, load_inventory
 from ppdeploy.spec.problems import Problem, raise_problems
-from ppdeploy.spec.types import GatewayHost, HostSpec, PipelineSpec, Spec
+from ppdeploy.spec.types import BundledDriver, GatewayHost, HostSpec, PipelineSpec, Spec, Wheelhouse
 from ppdeploy.spec.variables import (
     VARIABLES,
     HostVars,
@@ -26,6 +26,7 @@ from ppdeploy.spec.variables import (
 
 __all__ = [
     "VARIABLES",
+    "BundledDriver",
     "GatewayHost",
     "HostSpec",
     "HostVars",
@@ -36,6 +37,7 @@ __all__ = [
     "Sidecar",
     "Spec",
     "Variable",
+    "Wheelhouse",
     "example_problems",
     "is_ip_address",
     "is_local_model",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from ppdeploy.spec.variables import Frozen, HostVars, PipelineVars, is_local_model
 
@@ -16,6 +19,35 @@ class HostSpec(Frozen):
     address: str
     """Where Ansible reaches it (`ansible_host`, else its name): management, not the fabric."""
     vars: HostVars
+
+
+class BundledDriver(Frozen):
+    """The NVIDIA driver that a bundle has, as its manifest names it."""
+
+    system: str = Field(description="of the nodes that it is for, such as debian 12")
+    machine: str
+    manager: Literal["apt", "dnf"]
+    source: Literal["nvidia", "distribution"] = Field(description="as ppdeploy_nvidia_driver names it")
+    branch: int
+    kernels: tuple[str, ...] = Field(description="those that it has headers, or modules, for")
+    names: tuple[str, ...] = Field(description="what was asked for; the folder has what these need, too")
+
+    def is_like(self, other: BundledDriver) -> bool:
+        """Return whether both are of one source and branch, for one system; their kernels may differ."""
+        alone = {"kernels": (), "names": ()}
+        return self.model_copy(update=alone) == other.model_copy(update=alone)
+
+    def serves(self, needed: BundledDriver) -> bool:
+        """Return whether it is the one that is needed, for all kernels of that."""
+        return self.is_like(needed) and set(needed.kernels) <= set(self.kernels)
+
+
+class Wheelhouse(Frozen):
+    """What the bundle in `ppdeploy_wheelhouse` says of itself, as far as a plan follows from it."""
+
+    driver: BundledDriver | None = None
+    problem: str = ""
+    """Why it cannot be read; empty where it can, and where nothing of it is asked."""
 
 
 class PipelineSpec(Frozen):
@@ -34,6 +66,8 @@ class PipelineSpec(Frozen):
     """The model's folder on the controller, absolute; None for a Hugging Face id (or a pending one)."""
     wheelhouse_path: Path | None
     """The wheelhouse's folder on the controller, absolute; None without one."""
+    wheelhouse: Wheelhouse = Wheelhouse()
+    """What that folder has; it is read by `ppdeploy.play`, since the spec itself opens no file."""
     nvidia_key_path: Path | None = None
     """The file on the controller with the key of a mirror of NVIDIA's repositories; None without one."""
 

@@ -525,8 +525,9 @@ class PipelineVars(Frozen):
         default="off",
     )
     nvidia_driver: Literal["nvidia", "distribution", "none"] = _var(
-        "Where a missing or too old NVIDIA driver comes from: NVIDIA's repository (its open kernel modules), the "
-        "distribution (Ubuntu alone has new enough ones), or none: then it is only checked. One that works and is new "
+        "Whose NVIDIA driver is installed where it is missing or too old: that of NVIDIA's repository (its open kernel "
+        "modules), the distribution's (Ubuntu alone has new enough ones), or none: then it is only checked. With "
+        "ppdeploy_system_packages: bundle the bundle has to bring its packages. One that works and is new "
         "enough is left alone, and so is that of DGX OS, Jetson and GB10 (docs/driver.md).",
         must="nvidia, distribution or none",
         scope="pipeline",
@@ -615,7 +616,8 @@ class PipelineVars(Frozen):
     system_packages: Literal["archives", "bundle", "none"] | None = _var(
         "Where what vLLM and an encrypted fabric need of a node's system comes from when it is not there (Python, its "
         "headers, a C compiler, libnuma, wireguard-tools): the archives that the node's package manager knows, the "
-        "bundle in ppdeploy_wheelhouse (made with --packages), or none: then it is named.",
+        "bundle in ppdeploy_wheelhouse (made with --packages; with --nvidia-driver it brings that too), or none: then "
+        "it is named.",
         must="archives, bundle or none",
         scope="pipeline",
         unset="archives; none with ppdeploy_wheelhouse",

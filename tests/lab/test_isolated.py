@@ -121,9 +121,10 @@ def lock(isolated: Isolated) -> Lock:
 
 
 def marker(isolated: Isolated, lock: Lock) -> dict[str, dict[str, Any]]:
-    """Return what the environment says of itself, by host."""
+    """Return what the environment says of itself, by host; when it was proved is each host's own."""
     path = f"/opt/ppdeploy/venvs/{lock.directory_name}/.ppdeploy.json"
-    return {node: json.loads(isolated.out(node, f"cat {path}")) for node in isolated.lab.nodes}
+    found = {node: json.loads(isolated.out(node, f"cat {path}")) for node in isolated.lab.nodes}
+    return {node: {key: value for key, value in own.items() if key != "verified_at"} for node, own in found.items()}
 
 
 def test_a_lock_of_dpkg_is_waited_for_and_its_owner_named(isolated: Isolated, lock: Lock) -> None:

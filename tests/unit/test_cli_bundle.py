@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from ppdeploy import bundle as bundles
 from ppdeploy import locks
 from ppdeploy.bundle import apt
-from ppdeploy.cli import bundling, demo
+from ppdeploy.bundle.content import BundleLock
+from ppdeploy.cli import bundling, bundling_driver, demo
 from ppdeploy.errors import ApplyError
 from tests.factories import make_facts
+from tests.factories_driver import bare
 from tests.unit.cli_support import Command
 
 
@@ -33,7 +36,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append((wanted, out, options))
         packages = SimpleNamespace(names=options["packages"]) if options["packages"] else None
         models = [SimpleNamespace(path="models/x")] if options["model"] else []
-        return SimpleNamespace(path=Path("/srv/bundle"), size=5_000_000, locks=wanted, packages=packages, models=models)
+        return SimpleNamespace(
+            path=Path("/srv/bundle"), size=5_000_000, locks=wanted, packages=packages, models=models,
+            driver=options["driver"] and options["driver"].wanted,
+        )  # fmt: skip
 
     monkeypatch.setattr(bundles, "make_bundle", make_bundle)
     return calls
@@ -52,6 +58,7 @@ def test_bundle_takes_the_lock_of_the_nodes_and_names_the_variable(command: Comm
         "index_url": "https://i",
         "extra_index_url": None,
         "packages": [],
+        "driver": None,
         "model": None,
     }
 
@@ -119,6 +126,122 @@ def test_what_the_archives_have_is_asked_of_apt(monkeypatch: pytest.MonkeyPatch)
     assert [name for name in said if apt.archives_have(name)] == ["here"]
 
 
+# ---- with the NVIDIA driver ------------------------------------------------------------------------------------------
+
+DRIVER = ("bundle", "--python", "3.12", "--nvidia-driver")
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets a test say which system this machine is, and that it has no metapackage of a kernel."""
+
+    def tell(system: str) -> None:
+        monkeypatch.setattr(bundling_driver, "this_system", lambda: bare(system).os)
+        monkeypatch.setattr(bundling_driver, "flavours", lambda kernels: [kernel.split("-")[-1] for kernel in kernels])
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("system", "words", "names"),
+    [
+        ("debian12", ["nvidia", "--kernel", "6.1.0-41-amd64", "--kernel", "6.1.0-42-amd64"],
+         ("linux-headers-6.1.0-41-amd64", "linux-headers-6.1.0-42-amd64", "nvidia-open")),
+        # The branch is in the name: the bundle's index has no module streams.
+        ("rocky9", ["nvidia"], ("kernel-devel-5.14.0-611.5.1.el9_7.x86_64", "kernel-headers", "nvidia-open-580.*")),
+        ("fedora44", ["nvidia"], ("kernel-devel-6.19.10-300.fc44.x86_64", "kernel-headers", "nvidia-open-610.*")),
+        ("ubuntu2404", ["distribution"],
+         ("linux-modules-nvidia-580-server-open-6.8.0-90-generic", "nvidia-headless-no-dkms-580-server-open",
+          "nvidia-utils-580-server", "nvidia-compute-utils-580-server")),
+    ],
+)  # fmt: skip
+def test_a_bundle_has_what_a_plan_would_name_of_the_driver(
+    command: Command, made: list[Any], here: Any, system: str, words: list[str], names: tuple[str, ...]
+) -> None:
+    here(system)
+    outcome = command(*DRIVER, *words)
+    assert outcome.code == 0, outcome.err
+    wish = made[0][2]["driver"]
+    assert wish.wanted.names == names
+    assert (wish.wanted.source, wish.wanted.machine) == (words[0], "x86_64")
+    assert wish.optional == (("linux-headers-amd64",) if system == "debian12" else ())
+    assert (wish.repository is None) == (words[0] == "distribution")
+    for line in ("ppdeploy_system_packages: bundle", f"ppdeploy_nvidia_branch: {wish.wanted.branch}"):
+        assert line in outcome.err
+
+
+def test_nvidias_own_repository_is_known_by_its_key_and_a_mirror_by_the_one_that_is_named(
+    command: Command, made: list[Any], here: Any, tmp_path: Path
+) -> None:
+    here("debian12")
+    assert command(*DRIVER, "nvidia", "--nvidia-branch", "590").code == 0
+    own = made[0][2]["driver"].repository
+    base = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
+    assert (own.address, own.keyring, own.key) == (base, f"{base}/cuda-keyring_1.1-1_all.deb", None)
+    assert len(own.keyring_sha256) == 64
+    assert "Package: *nvidia* libcuda* cuda-drivers*\nPin: version 590.*\nPin-Priority: 1000\n" in own.preferences
+    key = tmp_path / "key.asc"
+    key.write_text("key")
+    mirror = ("--nvidia-repository", "http://mirror.example/cuda/", "--nvidia-repository-key", key)
+    assert command(*DRIVER, "nvidia", *mirror).code == 0
+    other = made[1][2]["driver"].repository
+    assert (other.address, other.key) == ("http://mirror.example/cuda/debian12/x86_64", key)
+    here("rhel10")
+    assert command(*DRIVER, "nvidia").code == 0
+    assert made[2][2]["driver"].repository.keyring.endswith("/rhel10/x86_64/CDF6BA43.pub")
+
+
+def test_a_driver_is_added_to_a_bundle_that_is_there_without_naming_its_python(
+    command: Command, made: list[Any], here: Any, tmp_path: Path
+) -> None:
+    here("debian12")
+    lock = locks.find("cuda", None, "3.13", "x86_64")
+    held = BundleLock(
+        file="locks/x.txt", digest=lock.digest, device="cuda", vllm_version=lock.vllm_version, python="3.13",
+        machine="x86_64", wheels=(), uv="uv.whl",
+    )  # fmt: skip
+    (tmp_path / "manifest.json").write_text(bundles.Bundle(locks=(held,), files=()).model_dump_json())
+    assert command("bundle", "--out", tmp_path, "--nvidia-driver", "nvidia").code == 0
+    assert [one.python for one in made[0][0]] == ["3.13"]
+    refused = command("bundle", "--out", tmp_path / "none", "--nvidia-driver", "nvidia")
+    assert (refused.code, len(made)) == (2, 1)
+    assert "--python" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("system", "words", "told"),
+    [
+        ("debian12", ["cuda"], "cuda is no source of drivers (--nvidia-driver): use nvidia or distribution"),
+        ("debian12", ["distribution"], "has driver 535 itself, which is older than 580 (--nvidia-driver): take nvidia"),
+        ("debian13", ["nvidia", "--nvidia-branch", "580"], "the oldest is 590 (--nvidia-branch): take 590"),
+        ("ubuntu2404", ["distribution", "--nvidia-branch", "570"], "the oldest is 580 (--nvidia-branch)"),
+        ("debian12", ["nvidia", "--kernel", "6.1 -x"], "'6.1 -x' is no kernel (--kernel): name it as `uname -r`"),
+        ("debian12", ["nvidia", "--nvidia-repository", "http://m.example"], "and its key is needed"),
+        ("debian12", ["nvidia", "--nvidia-repository", "ftp://m.example", "--nvidia-repository-key", __file__],
+         "ftp://m.example is no address without a password"),
+        ("debian12", ["nvidia", "--nvidia-repository", "http://m.example", "--nvidia-repository-key", "/no.asc"],
+         "there is no such file (--nvidia-repository-key /no.asc)"),
+        ("debian12", ["nvidia", "--machine", "aarch64"], "a driver for aarch64 cannot be fetched on Debian"),
+    ],
+)  # fmt: skip
+def test_a_driver_that_cannot_be_is_refused_before_anything_is_fetched(
+    command: Command, made: list[Any], here: Any, system: str, words: list[str], told: str
+) -> None:
+    here(system)
+    outcome = command(*DRIVER, *words)
+    assert (outcome.code, made) == (2, [])
+    assert told in outcome.err
+
+
+@pytest.mark.parametrize(
+    "words", [["--nvidia-branch", "580"], ["--kernel", "6.1"], ["--nvidia-repository", "http://m"]]
+)
+def test_an_option_of_a_driver_without_one_is_refused(command: Command, made: list[Any], words: list[str]) -> None:
+    outcome = command("bundle", "--python", "3.12", *words)
+    assert (outcome.code, made) == (2, [])
+    assert f"it is of no driver ({words[0]}): name the driver with --nvidia-driver" in outcome.err
+
+
 def test_verify_fetches_nothing(command: Command, made: list[Any], tmp_path: Path) -> None:
     outcome = command("bundle", "--verify", "--out", tmp_path / "b")
     assert outcome.code == 2
@@ -140,6 +263,7 @@ def test_bundle_in_json(command: Command, made: list[Any]) -> None:
         "bytes": 5_000_000,
         "locks": [lock.digest for lock in made[0][0]],
         "packages": [],
+        "driver": None,
         "models": [],
     }
 

@@ -21,7 +21,7 @@ SHELL = {"package": "dash", "kind": "program", "value": "no-such-shell,sh"}
 
 def act(*wants: dict[str, str], check: bool = False, **params: Any) -> dict[str, Any]:
     """Run it as Ansible would."""
-    known = {"state": "present", "manager": "apt", "allowed": True, "repository": None, "lock_timeout": 3}
+    known = {"state": "present", "manager": "apt", "allowed": True, "repository": None, "lock_timeout": 3, "names": []}
     return module.act({**known, "wants": list(wants), **params}, check=check)
 
 
@@ -385,3 +385,59 @@ def test_the_lock_of_rpms_database_has_an_owner(monkeypatch: pytest.MonkeyPatch,
         holder.stdout.readline()
         assert module.rpm_owner() == holder.pid
         holder.communicate("\n")
+
+
+# ---- packages by name ------------------------------------------------------------------------------------------------
+
+
+def brought(tmp_path: Path, **params: Any) -> dict[str, Any]:
+    """Have two packages as a folder has them."""
+    (tmp_path / "repodata").mkdir(exist_ok=True)
+    for index in module.INDEX.values():
+        (tmp_path / index).touch()
+    return act(names=["nvidia-open", "linux-headers-6.1"], repository=str(tmp_path), **params)
+
+
+def test_named_packages_come_from_the_folder_also_where_they_are_held(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    programs = Programs(monkeypatch, **{"--simulate": (0, "Inst nvidia-open [570] (580 localhost [all])\n")})
+    assert brought(tmp_path)["changed"]
+    update, simulate, install = (line for line in programs.run if line.startswith("apt-get"))
+    assert install.endswith(" install nvidia-open linux-headers-6.1")
+    for line in (update, simulate, install):
+        # By the one apt resolves to other versions, by the other it goes on with them.
+        assert "--ignore-hold --allow-change-held-packages" in line
+        assert "Dir::Etc::sourceparts=-" in line
+
+
+def test_where_all_is_there_nothing_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    programs = Programs(monkeypatch, **{"--simulate": (0, "0 upgraded, 0 newly installed, 0 to remove\n")})
+    assert brought(tmp_path) == {"changed": False, "lacking": []}
+    assert [line.split()[-3] for line in programs.run if line.startswith("apt-get")][1:] == ["install"]
+    assert brought(tmp_path, check=True)["changed"]
+
+
+@pytest.mark.parametrize(
+    ("said", "changed"), [("Complete!\n", True), ("Dependencies resolved.\nNothing to do.\n", False)]
+)
+def test_with_dnf_its_own_words_tell_whether_something_came(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, changed: bool
+) -> None:
+    programs = Programs(monkeypatch, install=(0, said))
+    assert brought(tmp_path, manager="dnf")["changed"] is changed
+    assert all(line.endswith("install nvidia-open linux-headers-6.1") for line in programs.run)
+    assert len(programs.run) == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        ({"manager": None}, "packages by name come from a folder, by apt or dnf"),
+        ({"repository": None}, "packages by name come from a folder, by apt or dnf"),
+        ({"repository": "/srv/none"}, r"the folder /srv/none on .* has no packages for apt \(no Packages\): make the"),
+    ],
+)
+def test_names_without_a_folder_are_refused(params: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(module.PackageError, match=sentence):
+        act(names=["nvidia-open"], **params)

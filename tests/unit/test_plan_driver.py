@@ -24,7 +24,9 @@ from ppdeploy.plan.driver import (
     driver_source,
     driver_texts,
 )
-from ppdeploy.plan.driver_systems import is_outdated, is_unknown
+from ppdeploy.plan.driver_packages import bundle_packages
+from ppdeploy.plan.driver_systems import is_outdated, is_unknown, platform_of
+from ppdeploy.spec import BundledDriver, Wheelhouse
 from tests.factories import make_facts, make_gpu, make_package
 from tests.factories_checks import installed
 from tests.factories_driver import OURS, SYSTEMS, bare, card, plan, working
@@ -142,7 +144,10 @@ def test_a_branch_that_is_named_is_the_one_that_comes() -> None:
 
 
 def test_a_mirror_has_its_own_address_and_key() -> None:
-    wants = {"nvidia_repository": "http://mirror.example/cuda/", "nvidia_repository_key": "./mirror.asc"}
+    wants: dict[str, Any] = {
+        "nvidia_repository": "http://mirror.example/cuda/",
+        "nvidia_repository_key": "./mirror.asc",
+    }
     found = plan(bare("debian12"), **wants)
     assert found.repository == "http://mirror.example/cuda/debian12/x86_64"
     assert (found.keyring, found.key) == (None, "/etc/apt/keyrings/ppdeploy-nvidia.asc")
@@ -275,9 +280,11 @@ OLD = {"version": "535.261.03"}
         (bare(), {"nvidia_driver": "none"}, "there is no NVIDIA driver, and ppdeploy_nvidia_driver is none",
          "install driver 580 or newer yourself"),
         (working(**OLD), {"nvidia_driver": "none"}, "driver 535.261.03 is older than 580, and", "yourself"),
-        (bare(), {"wheelhouse": "/srv/bundle"}, "the bundle in ppdeploy_wheelhouse has none",
+        (bare(), {"wheelhouse": "/srv/bundle"}, "with ppdeploy_wheelhouse no archive is asked for one, nor the bundle",
+         "set ppdeploy_system_packages: bundle, with a bundle made by `ppdeploy bundle --nvidia-driver nvidia`, or"),
+        (bare(), {"wheelhouse": "/srv/bundle"}, "no archive is asked for one",
          "set ppdeploy_nvidia_repository to a mirror within the site"),
-        (bare(), {"wheelhouse": "/srv/bundle", "system_packages": "bundle"}, "there is no NVIDIA driver, the bundle in",
+        (bare(), {"wheelhouse": "/srv/bundle", "system_packages": "bundle"}, "the bundle in ppdeploy_wheelhouse has",
          "or newer yourself"),
         (bare(components=("main",)), {}, "Debian's component contrib is off", "add `contrib` behind `main`"),
         (bare("rhel9", packages=()), {}, "dkms, which builds its module, is in EPEL",
@@ -324,10 +331,144 @@ def test_nothing_is_refused_once_it_is_put_right() -> None:
     assert plan(bare("rhel9", packages=(make_package("dkms"),))).pending
     assert plan(bare("fedora44", packages=())).pending
     assert plan(bare(), wheelhouse="/srv/bundle", system_packages="archives").pending
-    mirror = {"nvidia_repository": "https://mirror.example/cuda", "nvidia_repository_key": "/srv/key.asc"}
+    mirror: dict[str, Any] = {
+        "nvidia_repository": "https://mirror.example/cuda",
+        "nvidia_repository_key": "/srv/key.asc",
+    }
     assert plan(bare(), wheelhouse="/srv/bundle", **mirror).pending
     assert plan(bare(cards=[card("0x3300")]), nvidia_branch=630).branch == 630
     assert plan(bare(cards=[card(), card(driver="vfio-pci")])).cards == 1
+
+
+# ---- from a bundle ---------------------------------------------------------------------------------------------------
+
+SITE: dict[str, Any] = {"wheelhouse": "/srv/bundle", "system_packages": "bundle"}
+
+
+def bundled(system: str = "debian12", **changes: Any) -> Wheelhouse:
+    """Return what a bundle for a system says, made as `ppdeploy bundle` makes it for the kernel that runs there."""
+    host = bare(system).os
+    values: dict[str, Any] = {
+        "system": host.release,
+        "machine": "x86_64",
+        "manager": host.package_manager,
+        "source": "nvidia",
+        "branch": plan(bare(system)).branch,
+        "kernels": (host.kernel,),
+        "names": (),
+        **changes,
+    }
+    platform = platform_of(host)
+    assert platform is not None
+    names = tuple(bundle_packages(platform, values["source"], values["branch"], values["kernels"]))
+    return Wheelhouse(driver=BundledDriver(**{**values, "names": names + values["names"]}))
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_site_with_a_bundle_takes_the_driver_from_it_alone(system: str) -> None:
+    # Neither what a repository needs nor where one is has to do with it.
+    facts = bare(system, components=("main",))
+    assert facts.driver is not None
+    alone = tuple(one for one in facts.driver.packages if one.name != "epel-release")
+    found = plan(bare(system, components=("main",), packages=alone), bundle=bundled(system), **SITE)
+    assert (found.action, found.from_bundle, found.source) == ("install", True, "nvidia"), found
+    assert (found.repository, found.keyring, found.key, found.mirror, found.stream) == ("", None, "", False, "")
+    kernel = SYSTEMS[system][3]
+    if found.manager == "apt":
+        assert found.packages == (f"linux-headers-{kernel}", "nvidia-open")
+    else:
+        assert found.packages == (f"kernel-devel-{kernel}", "kernel-headers", f"nvidia-open-{found.branch}.*")
+    files = [BLACKLIST, PREFERENCES] if found.manager == "apt" else [BLACKLIST]
+    assert [file.path for file in driver_files(found)] == files
+    text = next(driver_texts(found))
+    assert text.endswith(f"(branch {found.branch}) from the bundle: there is no NVIDIA driver")
+
+
+def test_the_headers_of_kernels_to_come_are_installed_where_the_bundle_has_them() -> None:
+    both = bundled(names=("linux-headers-amd64", "linux-headers-cloud-amd64"))
+    assert plan(bare(), bundle=both, **SITE).packages[-1] == "linux-headers-amd64"
+
+
+def test_ubuntus_own_come_without_what_brings_another_kernel() -> None:
+    held = bundled("ubuntu2404", source="distribution", branch=580)
+    found = plan(bare("ubuntu2404", secure_boot=True), bundle=held, nvidia_driver="distribution", **SITE)
+    assert found.packages == (
+        "linux-modules-nvidia-580-server-open-6.8.0-90-generic",
+        "nvidia-headless-no-dkms-580-server-open",
+        "nvidia-utils-580-server",
+        "nvidia-compute-utils-580-server",
+    )
+    refused = plan(bare("ubuntu2404"), bundle=bundled("ubuntu2404"), nvidia_driver="distribution", **SITE)
+    assert "where the node needs branch 580 of the distribution for ubuntu 24.04" in refused.reason
+    assert "--nvidia-driver distribution --nvidia-branch 580" in refused.remedy
+    assert "nvidia_repository" not in refused.remedy
+
+
+@pytest.mark.parametrize(
+    ("held", "facts", "wants", "has", "command"),
+    [
+        (bundled(), bare(next_kernel="6.1.0-42-amd64"), {}, "has branch 580 of NVIDIA's repository for debian 12",
+         "--nvidia-branch 580 --kernel 6.1.0-41-amd64 --kernel 6.1.0-42-amd64"),
+        # Kernels of other nodes stay in it.
+        (bundled(kernels=("6.1.0-40-amd64",)), bare(), {}, "kernel 6.1.0-40-amd64, where the node needs",
+         "--kernel 6.1.0-40-amd64 --kernel 6.1.0-41-amd64"),
+        (bundled(branch=590), bare(), {}, "has branch 590", "--nvidia-branch 580 --kernel 6.1.0-41-amd64`"),
+        (bundled(), bare(), {"nvidia_branch": 595}, "has branch 580", "--nvidia-branch 595 --kernel"),
+        (bundled("debian13"), bare(), {}, "has branch 590 of NVIDIA's repository for debian 13", "--nvidia-branch 580"),
+        (bundled("rocky9"), bare("rhel9"), {}, "for rocky 9 on x86_64", "--kernel 5.14.0-687.51.1.el9_8.x86_64`"),
+        (Wheelhouse(problem="the bundle folder does not exist: /srv/bundle"), bare(), {},
+         "cannot be read (the bundle folder does not exist: /srv/bundle), where", "ppdeploy bundle --out /srv/bundle"),
+    ],
+)  # fmt: skip
+def test_a_bundle_for_other_nodes_is_refused_with_the_command_that_makes_the_right_one(
+    held: Wheelhouse, facts: NodeFacts, wants: dict[str, Any], has: str, command: str
+) -> None:
+    found = plan(facts, bundle=held, **SITE, **wants)
+    assert found.action == "blocked"
+    assert has in found.reason
+    assert command in found.remedy
+
+
+def test_what_a_bundle_without_one_lacks_is_said_whole() -> None:
+    found = plan(bare(), **SITE)
+    assert found.reason == (
+        "there is no NVIDIA driver, and the bundle in ppdeploy_wheelhouse has none, where the node needs branch 580 of "
+        "NVIDIA's repository for debian 12 on x86_64, kernel 6.1.0-41-amd64"
+    )
+    assert found.remedy == (
+        "run `ppdeploy bundle --out /srv/bundle --nvidia-driver nvidia --nvidia-branch 580 --kernel 6.1.0-41-amd64` on "
+        "a machine with internet and Debian GNU/Linux 12 (bookworm) and carry the bundle here, or install driver 580 "
+        "or newer yourself, or set ppdeploy_nvidia_repository to a mirror within the site"
+    )
+
+
+def test_a_bundle_for_several_kernels_serves_each() -> None:
+    kernels = ("6.1.0-40-amd64", "6.1.0-41-amd64", "6.1.0-42-amd64")
+    found = plan(bare(next_kernel="6.1.0-42-amd64"), bundle=bundled(kernels=kernels), **SITE)
+    assert found.packages == ("linux-headers-6.1.0-41-amd64", "linux-headers-6.1.0-42-amd64", "nvidia-open")
+
+
+def test_a_mirror_that_is_named_and_archives_come_before_the_bundle() -> None:
+    mirror: dict[str, Any] = {
+        "nvidia_repository": "https://mirror.example/cuda",
+        "nvidia_repository_key": "/srv/key.asc",
+    }
+    assert not plan(bare(), bundle=bundled(), **SITE, **mirror).from_bundle
+    assert not plan(bare(), bundle=bundled(), **{**SITE, "system_packages": "archives"}).from_bundle
+    # A mirror is of NVIDIA's repository alone.
+    own = bundled("ubuntu2404", source="distribution", branch=580)
+    assert plan(bare("ubuntu2404"), bundle=own, nvidia_driver="distribution", **SITE, **mirror).from_bundle
+
+
+@pytest.mark.parametrize("system", ["debian12", "rocky9"])
+def test_what_came_from_a_bundle_stays_as_it_is_whatever_the_bundle_has_later(system: str) -> None:
+    written = [file.path for file in driver_files(plan(bare(system), bundle=bundled(system), **SITE))]
+    files = dict.fromkeys(written, OURS[BLACKLIST])
+    packages = tuple(make_package(name, held=True) for name in ("nvidia-open", "libcuda1"))
+    facts = working(system, version=f"{plan(bare(system)).branch}.95.05", files=files, packages=packages)
+    found = plan(facts, bundle=Wheelhouse(), **SITE)
+    assert (found.action, found.ours, found.from_bundle) == ("keep", True, True)
+    assert [file.path for file in driver_files(found)] == written
 
 
 # ---- what is found half done -----------------------------------------------------------------------------------------

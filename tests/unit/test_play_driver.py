@@ -236,7 +236,7 @@ def test_what_an_apply_installed_is_rendered_with_the_other_files() -> None:
 
 def test_the_mirrors_key_is_found_from_the_inventory() -> None:
     spec = make_pipeline_spec(["node1"]).model_copy(update={"nvidia_key_path": Path("/etc/keys/mirror.asc")})
-    wants = {"nvidia_repository": "http://mirror.example/cuda", "nvidia_repository_key": "./mirror.asc"}
+    wants: dict[str, Any] = {"nvidia_repository": "http://m.example/cuda", "nvidia_repository_key": "./mirror.asc"}
     slice_ = driver_slice(spec, plan(bare(), **wants), bare())
     assert (slice_["key_source"], slice_["key_file"]) == (
         "/etc/keys/mirror.asc",

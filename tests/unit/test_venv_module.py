@@ -106,6 +106,7 @@ def test_a_venv_is_built_proved_and_marked_once(node: Node) -> None:
     marker = json.loads((node.venv / ".ppdeploy.json").read_text())
     assert marker["lock"] == node.lock.digest
     assert marker["uv"] == UV_VERSION
+    assert 0 <= time.time() - marker["verified_at"] < 600
     assert versions.items() <= marker.items()
     # Byte code is there, since the ranks' user could not write it.
     site = next((node.venv / "lib").iterdir()) / "site-packages"
@@ -694,6 +695,18 @@ def test_two_environments_are_left(prunable: Prunable, monkeypatch: pytest.Monke
     assert prunable.pruned(monkeypatch) == [*old, "f"]
     assert prunable.left() == {prunable.lock.digest[:16], f"{0:016x}"}
     assert prunable.pruned(monkeypatch) == []
+
+
+def test_the_newest_is_the_one_that_was_proved_last_whoever_touched_which(
+    prunable: Prunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the four others, 0 is the newest by its file's time; 3 is by what it says, and 1 says nothing."""
+    for number, told in ((0, 1500), (2, 1600), (3, 1700)):
+        mark = prunable.base / "venvs" / f"{number:016x}" / ".ppdeploy.json"
+        mark.write_text(json.dumps({"verified_at": told}))
+        os.utime(mark, (3000 - number, 3000 - number))
+    assert f"{3:016x}" not in prunable.pruned(monkeypatch)
+    assert prunable.left() == {prunable.lock.digest[:16], f"{3:016x}"}
 
 
 def test_what_is_in_use_is_never_removed(prunable: Prunable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def _bare(spec: PipelineSpec, host: str, rank: int, facts: NodeFacts) -> NodeSit
         models_dir=wants.models_dir,
         mtu_wanted=wants.mtu,
         unit=unit_name(spec.name),
-        driver=plan_driver(facts, wants, spec.name),
+        driver=plan_driver(facts, wants, spec.name, spec.wheelhouse),
         brings_rsync=packages_from(wants) == "bundle",
     )
 
