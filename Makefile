@@ -6,7 +6,7 @@ BIN := .venv/bin
 # One worker for each core; the lab's tests share one lab and go one after the other.
 PARALLEL := --numprocesses logical
 # On labs of their own, without ranks and without a clock that matters: two at a time. The others want the cores alone.
-APART := $(foreach name,tuning encryption isolated isolated_rpm units driver driver_debian store gateway,tests/lab/test_$(name).py)
+APART := $(foreach name,tuning encryption isolated isolated_rpm units driver driver_debian driver_bundle driver_bundle_rpm store gateway,tests/lab/test_$(name).py)
 export PYTHON
 # Hundreds of processes import this checkout in a run of the tests: byte code is kept, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
