@@ -200,9 +200,12 @@ def test_a_bundle_of_rpms_says_so_and_lists_its_repodata(monkeypatch: pytest.Mon
     shelf = Shelf(tmp_path / "shelf", uv=b"#!/bin/sh\n")
     monkeypatch.setattr(making, "uv_wheel", lambda _: shelf.uv)
     shutil.copytree(shelf.links, tmp_path / "out.partial" / "wheels")
-    Dnf(monkeypatch)
+    program = Dnf(monkeypatch)
     monkeypatch.setattr(packages, "this_system", lambda: ROCKY)
-    bundle = make_bundle(shelf.lock(), tmp_path / "out", packages=["haproxy"])
+    # dnf takes no relative root.
+    monkeypatch.chdir(tmp_path)
+    bundle = make_bundle(shelf.lock(), Path("out"), packages=["haproxy"])
+    assert f"--installroot={tmp_path}/out.partial/packages.dnf/root" in program.installs[0]
     held = bundle.packages
     assert held is not None
     assert (held.manager, held.system, held.architecture) == ("dnf", "rocky 9", platform.machine())
