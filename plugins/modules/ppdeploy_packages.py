@@ -101,6 +101,8 @@ LOOK_EVERY = 2.0  # seconds
 DNF_REASON = r"^(?:Error:|Failed to resolve the transaction:|Transaction failed:)(.+?)(?:^\(try to add|^You can try|\Z)"
 # What dpkg has nothing left to do for (dpkg(1), package states).
 SETTLED = ("installed", "not-installed", "config-files")
+# What dnf knows a bundle's folder as.
+BUNDLE = "ppdeploy-bundle"
 # Keys of the vendors that the node trusts.
 KEYS = Path("/etc/pki/rpm-gpg")
 # rpm's lock: Fedora's and RHEL's place of its database, and the older one.
@@ -270,7 +272,11 @@ def bring_with_apt(packages: list[str], repository: Path, lock_timeout: int) -> 
 def dnf(*options: str) -> list[str]:
     """Return the beginning of a dnf command that asks nothing and does not wait for a lock."""
     name = next((name for name in ("dnf", "dnf5") if program(name)), "dnf")
-    return [name, "--assumeyes", "--setopt=install_weak_deps=0", "--setopt=exit_on_lock=1", *options]
+    # A package that is not there is an error, whatever dnf.conf says.
+    settings = ["install_weak_deps=0", "exit_on_lock=1", "strict=1"]
+    if Path(program(name) or name).resolve().name == "dnf5":
+        settings += ["skip_unavailable=0", "skip_broken=0"]
+    return [name, "--assumeyes", *(f"--setopt={setting}" for setting in settings), *options]
 
 
 def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout: int) -> str:
@@ -283,7 +289,7 @@ def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout:
     source = f"the folder {repository}"
     # dnf 5 copies the packages into its cache, and /tmp may be memory.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as work:
-        begin = dnf(*(f"--setopt={option}" for option in folder_alone(repository, Path(work))))
+        begin = dnf(f"--repo={BUNDLE}", *(f"--setopt={option}" for option in folder_alone(repository, Path(work))))
         # Where a package of the folder needs another one in the folder's version and the node has a newer one, dnf
         # would put the older in its place: what it means to do is asked first.
         status, said = patiently([*begin, "--assumeno", "install", *packages], lock_timeout)
@@ -303,13 +309,14 @@ def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout:
 
 
 def folder_alone(repository: Path, work: Path) -> list[str]:
-    """Return the settings by which dnf reads one folder, and neither reads nor changes what it knows of others.
+    """Return the settings by which dnf knows one folder, and neither reads nor changes what it knows of others.
 
-    No plugin may bring repositories of its own, as that of subscriptions does. Cache and list lie in `work`.
+    Repositories may be in dnf.conf too, so this one must be chosen (`--repo`). No plugin may bring repositories of its
+    own, as that of subscriptions does. Cache and list lie in `work`.
     """
     (work / "repos").mkdir()
-    Path(work, "repos", "ppdeploy-bundle.repo").write_text(
-        "[ppdeploy-bundle]\n"
+    Path(work, "repos", f"{BUNDLE}.repo").write_text(
+        f"[{BUNDLE}]\n"
         "name=ppdeploy's bundle\n"
         f"baseurl=file://{quote(str(repository))}\n"
         "enabled=1\n"

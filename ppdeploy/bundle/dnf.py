@@ -32,7 +32,8 @@ def program() -> str | None:
 
 def archives_have(name: str) -> bool:
     """Tell whether this machine's repositories have a package to install."""
-    found = _run([program() or "dnf", "--quiet", "repoquery", "--queryformat", "%{name}\n", name])
+    # It may have to take a repository's key.
+    found = _run([program() or "dnf", "--quiet", "--assumeyes", "repoquery", "--queryformat", "%{name}\n", name])
     return name in found.split()
 
 
@@ -77,7 +78,7 @@ def _command(names: Sequence[str], work: Path, more: Sequence[str]) -> list[str]
     dnf = program() or "dnf"
     if _run([dnf, "--version"]).startswith("dnf5"):
         # dnf 5 looks for all of its configuration in the root.
-        own = ["--use-host-config"]
+        own = ["--use-host-config", "--setopt=skip_unavailable=0", "--setopt=skip_broken=0"]
     else:
         # dnf 4 looks there for repositories and variables only where there are any. The release it takes from the root,
         # unless it is told to take this machine's, or a variable says it.
@@ -88,6 +89,8 @@ def _command(names: Sequence[str], work: Path, more: Sequence[str]) -> list[str]
         "system_cachedir": f"{work}/cache",
         "destdir": f"{work}/files",
         "install_weak_deps": "0",
+        # A package that is not there is an error, whatever dnf.conf says.
+        "strict": "1",
         # A package may need a file that the shorter list of dnf 5 does not name.
         "optional_metadata_types": "filelists",
         # Nothing is installed: the signatures are checked, and the room for the files does not matter.

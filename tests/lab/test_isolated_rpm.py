@@ -53,6 +53,12 @@ gpgkey=file://{key}
 """
 BROKEN_REPOSITORY = "[internet]\nname=internet\nbaseurl=https://192.0.2.1/\nenabled=1\n"
 """On every host: whoever reads it is counted, and waits."""
+BREAK_DNF = f"""\
+mkdir -p /etc/yum.repos.d /etc/dnf
+echo '{BROKEN_REPOSITORY}' > /etc/yum.repos.d/internet.repo
+echo '{BROKEN_REPOSITORY.replace("internet", "elsewhere")}' >> /etc/dnf/dnf.conf
+"""
+"""Commands by which a host has it, and another one in dnf's own configuration."""
 SERVICE = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
 WANTS = [
     {"package": "python3.11", "kind": "python", "value": "3.11"},
@@ -189,8 +195,7 @@ def isolated(site: Site, shelf: Shelf, bundle: Bundle, tmp_path_factory: pytest.
                 found.out(
                     node,
                     f"cat > /etc/os-release.new <<'END'\n{RELEASE}END\nmv /etc/os-release.new /etc/os-release\n"
-                    "mkdir -p /etc/yum.repos.d\n"
-                    f"cat > /etc/yum.repos.d/internet.repo <<'END'\n{BROKEN_REPOSITORY}END",
+                    f"{BREAK_DNF}",
                 )
             yield found
     finally:

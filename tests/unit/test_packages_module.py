@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from plugins.modules import ppdeploy_packages as module
+from tests import rpms
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 GCC = {"package": "gcc", "kind": "program", "value": "gcc-of-nobody,cc-of-nobody"}
@@ -192,7 +193,15 @@ def test_dnf_installs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = Programs(monkeypatch, dnf=(1, "Error: No match for argument: gcc\n"))
     with pytest.raises(module.PackageError, match=r"the repositories in /etc/yum.repos.d on .* have no gcc"):
         act(GCC, manager="dnf")
-    assert programs.run == ["dnf --assumeyes --setopt=install_weak_deps=0 --setopt=exit_on_lock=1 install gcc"]
+    settings = "--setopt=install_weak_deps=0 --setopt=exit_on_lock=1 --setopt=strict=1"
+    assert programs.run == [f"dnf --assumeyes {settings} install gcc"]
+
+
+def test_dnf_5_skips_nothing_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "dnf5").touch()
+    (tmp_path / "dnf").symlink_to("dnf5")
+    monkeypatch.setattr(module, "program", lambda name: str(tmp_path / name))
+    assert {"--setopt=strict=1", "--setopt=skip_unavailable=0", "--setopt=skip_broken=0"} <= set(module.dnf())
 
 
 class Dnf:
@@ -280,11 +289,36 @@ def test_a_folder_of_packages_is_dnfs_only_repository(
     assert asked == [*done[:-2], "--assumeno", *done[-2:]]
     assert done[-2:] == ["install", "gcc"]
     assert "--setopt=plugins=0" in done
+    assert "--repo=ppdeploy-bundle" in done
     for name in ("reposdir", "cachedir", "system_cachedir"):
         assert any(word.startswith(f"--setopt={name}=/") for word in done)
     assert f"baseurl=file://{folder.replace(' ', '%20')}\n" in program.list
     assert "gpgcheck=0\n" in program.list
     assert f"gpgkey=file://{keys}/RPM-GPG-KEY-one file://{keys}/RPM-GPG-KEY-two\n" in program.list
+
+
+@pytest.mark.skipif(shutil.which("dnf") is None or os.geteuid() != 0, reason="dnf installs for root alone")
+def test_real_dnf_knows_the_folder_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A repository in dnf.conf is not asked, and no setting there hides that a package is lacking."""
+    folder, etc, root = tmp_path / "my bundle", tmp_path / "etc", tmp_path / "root"
+    for made in (folder, etc / "dnf", root):
+        made.mkdir(parents=True)
+    rpms.build(tmp_path, "thing", "1", {"/usr/share/thing": "x"}).rename(folder / "thing.rpm")
+    rpms.index(folder)
+    other = "[internet]\nname=internet\nbaseurl=http://127.0.0.1:9/\nenabled=1\ntimeout=2\nretries=1\n"
+    (etc / "dnf" / "dnf.conf").write_text(f"[main]\nstrict=0\nskip_if_unavailable=0\n{other}")
+    run = module.run
+
+    def elsewhere(argv: list[str], **more: str) -> tuple[int, str]:
+        words = [argv[0], f"--installroot={root}", f"--config={etc}/dnf/dnf.conf", "--releasever=9", *argv[1:]]
+        return run(rpms.on_a_machine_with(etc, words), **more)
+
+    monkeypatch.setattr(module, "run", elsewhere)
+    with pytest.raises(module.PackageError, match="no nope"):
+        module.install_with_dnf(["thing", "nope"], folder, 3)
+    assert module.bring_with_dnf(["thing"], folder, 3)
+    assert (root / "usr/share/thing").read_text() == "x"
+    assert not module.bring_with_dnf(["thing"], folder, 3)
 
 
 @pytest.mark.parametrize(
