@@ -89,7 +89,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
@@ -103,6 +103,8 @@ DNF_REASON = r"^(?:Error:|Failed to resolve the transaction:|Transaction failed:
 SETTLED = ("installed", "not-installed", "config-files")
 # What dnf knows a bundle's folder as.
 BUNDLE = "ppdeploy-bundle"
+# Packages by name are the NVIDIA driver's, which a bundle has by this option.
+DRIVER = "--nvidia-driver"
 # Keys of the vendors that the node trusts.
 KEYS = Path("/etc/pki/rpm-gpg")
 # rpm's lock: Fedora's and RHEL's place of its database, and the older one.
@@ -231,6 +233,26 @@ def apt_from(repository: Path) -> Iterator[list[str]]:
         yield [word for option in options for word in ("--option", option)]
 
 
+class Source(NamedTuple):
+    """Where packages come from, in the words of sentences."""
+
+    name: str
+    has: str
+    remedy: str
+
+
+ARCHIVES = {
+    "apt": Source("the archives in /etc/apt", "have", "add the archive that has it, or install it by hand"),
+    "dnf": Source("the repositories in /etc/yum.repos.d", "have", "add the one that has it, or install it by hand"),
+}
+
+
+def folder_source(repository: Path, option: str = "--packages") -> Source:
+    """Return a bundle's folder as a source; `option` is that of `ppdeploy bundle` which fills it."""
+    again = f"make the bundle again with `ppdeploy bundle {option}` on a machine of the node's release"
+    return Source(f"the folder {repository}", "has", f"{again}, or install it by hand")
+
+
 def install_with_apt(packages: list[str], repository: Path | None, lock_timeout: int) -> None:
     """Install packages from the node's archives, or from one folder alone."""
     if repository is not None:
@@ -239,7 +261,7 @@ def install_with_apt(packages: list[str], repository: Path | None, lock_timeout:
             for command in (["update"], ["install", *packages]):
                 status, said = run([*begin, *command])
                 if status:
-                    raise PackageError(why(packages, said, f"the folder {repository}"))
+                    raise PackageError(why(packages, said, folder_source(repository)))
         return
     status, said = run([*apt(lock_timeout), "install", *packages])
     if status and not re.search("half-configured|No space left|Could not get lock", said):
@@ -248,7 +270,7 @@ def install_with_apt(packages: list[str], repository: Path | None, lock_timeout:
         status, said = run([*apt(lock_timeout), "install", *packages])
         said = f"{updated}\n{said}"
     if status:
-        raise PackageError(why(packages, said, "the archives in /etc/apt"))
+        raise PackageError(why(packages, said, ARCHIVES["apt"]))
 
 
 def bring_with_apt(packages: list[str], repository: Path, lock_timeout: int) -> bool:
@@ -260,7 +282,7 @@ def bring_with_apt(packages: list[str], repository: Path, lock_timeout: int) -> 
         for command in (["update"], ["--simulate", "install", *packages], ["install", *packages]):
             status, said = run([*begin, *command])
             if status:
-                raise PackageError(why(packages, said, f"the folder {repository}"))
+                raise PackageError(why(packages, said, folder_source(repository, DRIVER)))
             if "--simulate" in command and not re.search(r"^(Inst|Conf|Remv) ", said, re.MULTILINE):
                 return False
     return True
@@ -279,14 +301,16 @@ def dnf(*options: str) -> list[str]:
     return [name, "--assumeyes", *(f"--setopt={setting}" for setting in settings), *options]
 
 
-def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout: int) -> str:
+def install_with_dnf(
+    packages: list[str], repository: Path | None, lock_timeout: int, option: str = "--packages"
+) -> str:
     """Install packages from the repositories that dnf knows, or from one folder alone; return what dnf said."""
     if repository is None:
         status, said = patiently([*dnf(), "install", *packages], lock_timeout)
         if status:
-            raise PackageError(why(packages, said, "the repositories in /etc/yum.repos.d"))
+            raise PackageError(why(packages, said, ARCHIVES["dnf"]))
         return said
-    source = f"the folder {repository}"
+    source = folder_source(repository, option)
     # dnf 5 copies the packages into its cache, and /tmp may be memory.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as work:
         begin = dnf(f"--repo={BUNDLE}", *(f"--setopt={option}" for option in folder_alone(repository, Path(work))))
@@ -298,7 +322,7 @@ def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout:
         older = downgraded(said)
         if older:
             raise PackageError(
-                f"{', '.join(packages)} could not be installed on {here()} from {source}: that would put older "
+                f"{', '.join(packages)} could not be installed on {here()} from {source.name}: that would put older "
                 f"packages in the place of its {', '.join(older)}: make the bundle on a machine that has its release's "
                 "updates, and apply again"
             )
@@ -383,7 +407,7 @@ def rpm_owner() -> int | None:
 
 def bring_with_dnf(packages: list[str], repository: Path, lock_timeout: int) -> bool:
     """Have packages as one folder has them, and all that they need; return whether anything was installed."""
-    return "Nothing to do" not in install_with_dnf(packages, repository, lock_timeout)
+    return "Nothing to do" not in install_with_dnf(packages, repository, lock_timeout, DRIVER)
 
 
 BRING = {"apt": bring_with_apt, "dnf": bring_with_dnf}
@@ -391,7 +415,7 @@ INDEX = {"apt": "Packages", "dnf": "repodata/repomd.xml"}
 INSTALL = {"apt": install_with_apt, "dnf": install_with_dnf}
 
 
-def why(packages: list[str], said: str, source: str) -> str:
+def why(packages: list[str], said: str, source: Source) -> str:
     """Return in a sentence why packages could not be installed."""
     names = ", ".join(packages)
     lock = re.search(r"Could not get lock (\S+?)\.? It is held by process (\d+) \(([^)]+)\)", said)
@@ -412,9 +436,7 @@ def why(packages: list[str], said: str, source: str) -> str:
     absent = sorted(set(re.findall(r"Unable to locate package (\S+)|No match for argument: (\S+)", said)))
     if absent:
         lost = ", ".join(one or other for one, other in absent)
-        return (
-            f"{source} on {here()} have no {lost}: add the archive that has it, or install it by hand, and apply again"
-        )
+        return f"{source.name} on {here()} {source.has} no {lost}: {source.remedy}, and apply again"
     if "GPG check FAILED" in said:
         bad = ", ".join(sorted(set(re.findall(r"(?:Package|Public key for) (\S+\.rpm) is not", said)))) or names
         return (
@@ -424,13 +446,16 @@ def why(packages: list[str], said: str, source: str) -> str:
     needs = sorted(set(re.findall(r"nothing provides (.+?) needed by (\S+)", said)))
     if needs:
         lost = "; ".join(f"{what}, which {who} needs" for what, who in needs)
-        return f"{names} could not be installed on {here()}: {source} have no {lost}: add what has it, and apply again"
+        return (
+            f"{names} could not be installed on {here()}: {source.name} {source.has} no {lost}: {source.remedy}, and "
+            "apply again"
+        )
     lines = [line.strip() for line in said.splitlines() if re.match(r"\s*(E:|Err:|Error|dpkg: error)", line)]
     reason = re.search(DNF_REASON, said, re.MULTILINE | re.DOTALL)
     lines = reason.group(1).split() if reason else lines
     lines = lines or [line.strip() for line in said.splitlines() if line.strip()][-2:]
     told = " ".join(lines)[:400]
-    return f"{names} could not be installed on {here()} from {source}: {told}: see to it, and apply again"
+    return f"{names} could not be installed on {here()} from {source.name}: {told}: see to it, and apply again"
 
 
 def described(pid: int) -> str:

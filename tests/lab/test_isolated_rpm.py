@@ -195,7 +195,7 @@ def isolated(site: Site, shelf: Shelf, bundle: Bundle, tmp_path_factory: pytest.
                 found.out(
                     node,
                     f"cat > /etc/os-release.new <<'END'\n{RELEASE}END\nmv /etc/os-release.new /etc/os-release\n"
-                    f"{BREAK_DNF}",
+                    + BREAK_DNF,
                 )
             yield found
     finally:
@@ -242,7 +242,7 @@ def test_the_bundle_is_a_repository_whose_every_file_is_listed(bundle: Bundle) -
 
 
 def test_another_dnf_is_waited_for_and_named(isolated: Isolated) -> None:
-    slow = "systemd-run --quiet --unit=holder dnf --assumeyes --setopt=reposdir=/nowhere install /srv/loose/slow-*.rpm"
+    slow = "systemd-run --quiet --unit=holder dnf --assumeyes '--disablerepo=*' install /srv/loose/slow-*.rpm"
     isolated.out("node1", slow)
     isolated.out(
         "node1", "for i in $(seq 100); do test -e /var/lib/dnf/rpmdb_lock.pid && exit; sleep 0.1; done; exit 1"
@@ -274,7 +274,7 @@ def test_both_hosts_install_from_the_bundle_and_no_repository_of_theirs_is_read(
 def test_an_older_bundle_takes_nothing_back(isolated: Isolated, tmp_path: Path) -> None:
     assert isolated.shelf is not None
     older = make_bundle(isolated.shelf.lock(), tmp_path / "older", packages=["base-devel"])
-    isolated.out("node1", "dnf --assumeyes --setopt=reposdir=/nowhere install /srv/loose/base-3-*.rpm")
+    isolated.out("node1", "dnf --assumeyes '--disablerepo=*' install /srv/loose/base-3-*.rpm")
     want = {"package": "base-devel", "kind": "program", "value": "base-devel"}
     more = {"vllm_install_bundle": str(older.path), "vllm_install_packages_needed": True}
     done = install(isolated, "older", vllm_install_packages=[want], **more)

@@ -185,13 +185,17 @@ def test_apt_finds_a_folder_with_a_space_in_its_name() -> None:
         folder = Path(name, "my bundle")
         folder.mkdir(mode=0o755)
         (folder / "Packages").write_text("")
-        with pytest.raises(module.PackageError, match=r"the folder .*/my bundle on .* have no ppdeploy-nothing"):
+        with pytest.raises(
+            module.PackageError, match=r"the folder .*/my bundle on .* has no ppdeploy-nothing: make the"
+        ):
             act(want, repository=str(folder))
 
 
 def test_dnf_installs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = Programs(monkeypatch, dnf=(1, "Error: No match for argument: gcc\n"))
-    with pytest.raises(module.PackageError, match=r"the repositories in /etc/yum.repos.d on .* have no gcc"):
+    with pytest.raises(
+        module.PackageError, match=r"the repositories in /etc/yum.repos.d on .* have no gcc: add the one"
+    ):
         act(GCC, manager="dnf")
     settings = "--setopt=install_weak_deps=0 --setopt=exit_on_lock=1 --setopt=strict=1"
     assert programs.run == [f"dnf --assumeyes {settings} install gcc"]
@@ -345,7 +349,7 @@ def test_a_bundle_puts_no_older_packages_in_the_place_of_a_nodes(
     [
         (
             "Problem: conflicting requests\n  - nothing provides libx.so needed by gcc-1-1.x86_64 from a\n",
-            r"gcc could not be installed on \S+: the folder /.* have no libx\.so, which gcc-1-1\.x86_64 needs: add",
+            r"gcc could not be installed on \S+: the folder /.* has no libx\.so, which gcc-1-1\.x86_64 needs: make the",
         ),
         (
             (
@@ -443,6 +447,23 @@ def test_named_packages_come_from_the_folder_also_where_they_are_held(
         # By the one apt resolves to other versions, by the other it goes on with them.
         assert "--ignore-hold --allow-change-held-packages" in line
         assert "Dir::Etc::sourceparts=-" in line
+
+
+@pytest.mark.parametrize(
+    ("manager", "said"),
+    [("apt", "E: Unable to locate package nvidia-open"), ("dnf", "No match for argument: nvidia-open\n")],
+)
+def test_a_bundle_without_what_is_asked_of_it_is_to_be_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, manager: str, said: str
+) -> None:
+    Programs(monkeypatch, install=(1, said))
+    again = "make the bundle again with `ppdeploy bundle {}` on a machine of the node's release, or install it by hand"
+    with pytest.raises(module.PackageError) as refused:
+        brought(tmp_path, manager=manager)
+    assert f" has no nvidia-open: {again.format('--nvidia-driver')}, and apply again" in str(refused.value)
+    with pytest.raises(module.PackageError) as refused:
+        act({**GCC, "package": "nvidia-open"}, repository=str(tmp_path), manager=manager)
+    assert f" has no nvidia-open: {again.format('--packages')}, and apply again" in str(refused.value)
 
 
 def test_where_all_is_there_nothing_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
