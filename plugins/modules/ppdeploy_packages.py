@@ -49,6 +49,16 @@ options:
       - Folder on the node with packages and their index, in place of all archives. With apt the index is C(Packages),
         with dnf C(repodata).
     type: path
+  hashes:
+    description:
+      - The sha256 of each file of O(repository) by its path there. Before anything is installed, each must be there as
+        it was, and no other file beside them, since neither apt nor dnf checks signatures there.
+    type: dict
+    default: {}
+  manifest:
+    description:
+      - File on the node with the hashes, of a bundle that was put there, in place of O(hashes) where these are empty.
+    type: path
   lock_timeout:
     description: Seconds that the package manager itself waits for another program that installs packages.
     type: int
@@ -79,6 +89,8 @@ lacking:
 
 import contextlib
 import fcntl
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -491,6 +503,52 @@ def folder_of(path: str | None, manager: str) -> Path | None:
     return Path(path)
 
 
+def hashes_of(repository: Path, params: dict[str, Any]) -> dict[str, str]:
+    """Return the hashes that the folder's files must have: those that the controller knows, else the manifest's."""
+    if params["hashes"] or params["manifest"] is None:
+        return dict(params["hashes"])
+    begin = f"{repository.name}/"
+    try:
+        files = json.loads(Path(params["manifest"]).read_text(encoding="utf-8"))["files"]
+        return {file["path"][len(begin) :]: file["sha256"] for file in files if file["path"].startswith(begin)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PackageError(
+            f"{params['manifest']} on {here()} does not say which packages the bundle was made with ({error}): copy "
+            "the bundle there again, and apply again"
+        ) from error
+
+
+def verify(repository: Path, params: dict[str, Any]) -> None:
+    """Refuse a folder whose files are not those that the bundle was made with; root is about to install them."""
+    hashes = hashes_of(repository, params)
+    if not hashes and params["manifest"] is None:
+        return
+    held = {path.relative_to(repository).as_posix() for path in repository.rglob("*") if not path.is_dir()}
+    bad = [f"{name} is missing" for name in sorted(set(hashes) - held)]
+    # apt takes a compressed index before the one that it lies beside.
+    bad += [f"{name} is none of its files" for name in sorted(held - set(hashes))]
+    bad += [
+        f"the sha256 of {name} differs"
+        for name in sorted(held & set(hashes))
+        if digest(repository / name) != hashes[name]
+    ]
+    if bad:
+        raise PackageError(
+            f"the folder {repository} on {here()} is not as the bundle was made: {'; '.join(bad[:3])}, so nothing of "
+            "it was installed: run `ppdeploy bundle --verify --out` with the bundle's folder where it was copied from, "
+            "make it again if it is not whole there, and apply again"
+        )
+
+
+def digest(path: Path) -> str:
+    """Return the sha256 of a file, which may be large."""
+    found = hashlib.sha256()
+    with path.open("rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            found.update(block)
+    return found.hexdigest()
+
+
 def bring(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
     """Have the named packages as the repository has them; a check takes it that they are not there yet."""
     names, manager, repository = params["names"], params["manager"], params["repository"]
@@ -499,6 +557,7 @@ def bring(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
     changed = True
     if not check:
         folder_of(repository, manager)
+        verify(Path(repository), params)
         if manager == "apt":
             finish(params["lock_timeout"])
         changed = BRING[manager](names, Path(repository), params["lock_timeout"])
@@ -516,6 +575,8 @@ def act(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
     if not lacking or params["state"] == "told" or check:
         return {"changed": bool(lacking) and params["state"] == "present", "lacking": lacking}
     repository = folder_of(params["repository"], manager)
+    if repository is not None:
+        verify(repository, params)
     if manager == "apt":
         finish(params["lock_timeout"])
     INSTALL[manager](lacking, repository, params["lock_timeout"])
@@ -539,6 +600,8 @@ def main() -> None:
             "manager": {"type": "str", "choices": ["apt", "dnf"]},
             "allowed": {"type": "bool", "default": True},
             "repository": {"type": "path"},
+            "hashes": {"type": "dict", "default": {}},
+            "manifest": {"type": "path"},
             "lock_timeout": {"type": "int", "default": 600},
         },
         supports_check_mode=True,

@@ -30,7 +30,7 @@ from ppdeploy.bundle import (
 from ppdeploy.bundle import make as making
 from ppdeploy.bundle.alone import alone
 from ppdeploy.bundle.commands import CommandError
-from ppdeploy.bundle.content import BundlePackages, check_model
+from ppdeploy.bundle.content import BundlePackages, check_model, folder_hashes
 from ppdeploy.errors import BlockedError, InputError, PpdeployError
 from ppdeploy.locks import Wheel
 from ppdeploy.manifest import folder_manifest
@@ -405,6 +405,18 @@ def test_system_packages_come_with_what_they_need_and_an_index(shelf: Shelf, tmp
     # Without the option they stay as they are.
     assert make_bundle(shelf.lock(), out) == bundle
     assert len(debian.installs) == 1
+
+
+def test_the_hashes_of_one_folder_are_the_manifests(shelf: Shelf, tmp_path: Path, debian: Apt) -> None:
+    folder = filled(shelf, tmp_path / "out") / "packages"
+    make_bundle(shelf.lock(), tmp_path / "out", packages=["python3.11"])
+    assert sorted(folder_hashes(folder)) == sorted(["Packages", *debian.debs])
+    assert folder_hashes(folder)["libexpat1_1_amd64.deb"] == hashlib.sha256(b"deb").hexdigest()
+    assert folder_hashes(folder, elsewhere=True) == folder_hashes(folder)
+    # Of a bundle on the nodes there may be nothing here.
+    assert folder_hashes(tmp_path / "none" / "packages", elsewhere=True) == {}
+    with pytest.raises(InputError, match="the bundle folder does not exist"):
+        folder_hashes(tmp_path / "none" / "packages")
 
 
 def test_system_packages_are_fetched_anew_each_time(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -23,6 +25,7 @@ SHELL = {"package": "dash", "kind": "program", "value": "no-such-shell,sh"}
 def act(*wants: dict[str, str], check: bool = False, **params: Any) -> dict[str, Any]:
     """Run it as Ansible would."""
     known = {"state": "present", "manager": "apt", "allowed": True, "repository": None, "lock_timeout": 3, "names": []}
+    known |= {"hashes": {}, "manifest": None}
     return module.act({**known, "wants": list(wants), **params}, check=check)
 
 
@@ -423,6 +426,86 @@ def test_the_lock_of_rpms_database_has_an_owner(monkeypatch: pytest.MonkeyPatch,
         holder.stdout.readline()
         assert module.rpm_owner() == holder.pid
         holder.communicate("\n")
+
+
+# ---- that they are as the bundle was made ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A bundle on the node, and the hashes of its packages."""
+    folder = tmp_path / "bundle" / "packages"
+    folder.mkdir(parents=True)
+    indexed(folder)
+    (folder / "gcc.deb").write_bytes(b"deb")
+    names = ("Packages", "repodata/repomd.xml", "gcc.deb")
+    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    files = [{"path": f"packages/{name}", "sha256": sha256} for name, sha256 in hashes.items()]
+    other = {"path": "wheels/x.whl", "sha256": "0" * 64}
+    (folder.parent / "manifest.json").write_text(json.dumps({"files": [*files, other]}))
+    return folder, hashes
+
+
+@pytest.mark.parametrize("on_node", [False, True])
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda folder: (folder / "gcc.deb").write_bytes(b"bed"), r"the sha256 of gcc\.deb differs"),
+        (
+            lambda folder: (folder / "repodata/repomd.xml").write_bytes(b"x"),
+            r"the sha256 of repodata/repomd\.xml differs",
+        ),
+        (lambda folder: (folder / "gcc.deb").unlink(), r"gcc\.deb is missing"),
+        (lambda folder: (folder / "Packages.xz").touch(), r"Packages\.xz is none of its files"),
+    ],
+)
+def test_packages_that_are_not_the_bundles_are_not_installed(
+    monkeypatch: pytest.MonkeyPatch, whole: Any, damage: Any, told: str, by_name: bool, on_node: bool
+) -> None:
+    folder, hashes = whole
+    programs = Programs(monkeypatch)
+    damage(folder)
+    manifest = str(folder.parent / "manifest.json") if on_node else None
+    params = {"repository": str(folder), "hashes": {} if on_node else hashes, "manifest": manifest}
+    sentence = rf"{folder} on \S+ is not as the bundle was made: {told}, so nothing of it was installed: see on the"
+    with pytest.raises(module.PackageError, match=sentence):
+        act(*([] if by_name else [GCC]), names=["gcc"] if by_name else [], **params)
+    assert programs.run == []
+
+
+@pytest.mark.parametrize("on_node", [False, True])
+def test_packages_that_are_the_bundles_are_installed(
+    monkeypatch: pytest.MonkeyPatch, whole: Any, on_node: bool
+) -> None:
+    folder, hashes = whole
+    Programs(monkeypatch, **{"--simulate": (0, "Inst gcc\n")})
+    manifest = str(folder.parent / "manifest.json") if on_node else None
+    assert act(names=["gcc"], repository=str(folder), hashes={} if on_node else hashes, manifest=manifest)["changed"]
+
+
+def test_what_the_controller_knows_comes_before_the_manifest_on_the_node(
+    monkeypatch: pytest.MonkeyPatch, whole: Any
+) -> None:
+    folder, hashes = whole
+    Programs(monkeypatch)
+    manifest = str(folder.parent / "manifest.json")
+    with pytest.raises(module.PackageError, match=r"the sha256 of gcc\.deb differs"):
+        act(GCC, repository=str(folder), hashes={**hashes, "gcc.deb": "0" * 64}, manifest=manifest)
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"files": [1]}'])
+def test_a_bundle_on_the_node_without_a_manifest_is_refused(
+    monkeypatch: pytest.MonkeyPatch, whole: Any, text: str | None
+) -> None:
+    folder, _ = whole
+    Programs(monkeypatch)
+    manifest = folder.parent / "manifest.json"
+    manifest.unlink() if text is None else manifest.write_text(text)
+    with pytest.raises(
+        module.PackageError, match=r"manifest\.json on \S+ does not say which packages .*: copy the bundle"
+    ):
+        act(GCC, repository=str(folder), manifest=str(manifest))
 
 
 # ---- packages by name ------------------------------------------------------------------------------------------------
