@@ -313,16 +313,18 @@ def dnf(*options: str) -> list[str]:
     return [name, "--assumeyes", *(f"--setopt={setting}" for setting in settings), *options]
 
 
-def install_with_dnf(
-    packages: list[str], repository: Path | None, lock_timeout: int, option: str = "--packages"
-) -> str:
-    """Install packages from the repositories that dnf knows, or from one folder alone; return what dnf said."""
-    if repository is None:
-        status, said = patiently([*dnf(), "install", *packages], lock_timeout)
-        if status:
-            raise PackageError(why(packages, said, ARCHIVES["dnf"]))
-        return said
-    source = folder_source(repository, option)
+def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout: int) -> None:
+    """Install packages from the repositories that dnf knows, or from one folder alone."""
+    if repository is not None:
+        install_from_folder(packages, repository, lock_timeout, folder_source(repository))
+        return
+    status, said = patiently([*dnf(), "install", *packages], lock_timeout)
+    if status:
+        raise PackageError(why(packages, said, ARCHIVES["dnf"]))
+
+
+def install_from_folder(packages: list[str], repository: Path, lock_timeout: int, source: Source) -> str:
+    """Install packages by dnf from one folder alone; return what dnf said."""
     # dnf 5 copies the packages into its cache, and /tmp may be memory.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as work:
         begin = dnf(f"--repo={BUNDLE}", *(f"--setopt={option}" for option in folder_alone(repository, Path(work))))
@@ -419,7 +421,9 @@ def rpm_owner() -> int | None:
 
 def bring_with_dnf(packages: list[str], repository: Path, lock_timeout: int) -> bool:
     """Have packages as one folder has them, and all that they need; return whether anything was installed."""
-    return "Nothing to do" not in install_with_dnf(packages, repository, lock_timeout, DRIVER)
+    return "Nothing to do" not in install_from_folder(
+        packages, repository, lock_timeout, folder_source(repository, DRIVER)
+    )
 
 
 BRING = {"apt": bring_with_apt, "dnf": bring_with_dnf}
