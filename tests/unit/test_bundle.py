@@ -437,6 +437,22 @@ def test_system_packages_are_fetched_anew_each_time(
     assert made == again.packages.model_copy(update={"system": "debian 13"})
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "E: You don't have enough free space in /srv/b.partial/packages/.",
+        "E: Failed to fetch http://x/a.deb  Error writing to file - write (28: No space left on device)",
+    ],
+)
+def test_a_disk_that_apt_fills_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str) -> None:
+    def full(_: list[str]) -> str:
+        raise CommandError("", said)
+
+    monkeypatch.setattr(apt, "run", full)
+    with pytest.raises(BlockedError, match=r"apt-get found no room on this machine's disk .*: E: .*: free some space"):
+        apt.fetch(["gcc"], tmp_path)
+
+
 def test_a_relative_folder_is_made_absolute(
     shelf: Shelf, tmp_path: Path, debian: Apt, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ppdeploy.bundle import commands, dnf, make_bundle, open_bundle, packages, verify_bundle
 from ppdeploy.bundle import make as making
 from ppdeploy.bundle.commands import CommandError
-from ppdeploy.errors import InputError, PpdeployError
+from ppdeploy.errors import BlockedError, InputError, PpdeployError
 from tests import rpms
 from tests.factories import make_facts
 from tests.wheels import Shelf
@@ -158,6 +158,19 @@ def test_a_machine_that_is_kept_at_one_release_stays_at_it(monkeypatch: pytest.M
         ),
         (
             (
+                "[Errno 28] No space left on device: '/srv/b.partial/packages.dnf/cache/x'\n"
+                "Error: Error downloading packages:\n  Cannot download x.rpm: All mirrors were tried\n"
+            ),
+            BlockedError,
+            r"dnf found no room on this machine's disk for the system packages: \[Errno 28\] No space left .*: free",
+        ),
+        (
+            "Error: Error downloading packages:\n  Curl error (23): Failed writing received data to disk/application\n",
+            BlockedError,
+            r"dnf found no room on this machine's disk for the system packages: Curl error \(23\)",
+        ),
+        (
+            (
                 "Errors during downloading metadata for repository 'site':\n  - Curl error (6): Could not resolve it\n"
                 "Error: Failed to download metadata for repo 'site': Cannot download repomd.xml\n"
             ),
@@ -177,9 +190,40 @@ def test_what_dnf_says_is_one_sentence_and_nothing_is_left(
 
 
 @pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "C_CREATEREPOLIB: Critical: Cannot open repodata: Permission denied\n",
+            r"createrepo_c cannot write the index of the system packages: .*Permission denied \(--packages\): see what",
+        ),
+        (
+            "C_CREATEREPOLIB: Critical: Cannot write: No space left on device\n",
+            "createrepo_c found no room on this machine's disk",
+        ),
+    ],
+)
+def test_an_index_that_cannot_be_written_is_no_trouble_of_the_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, sentence: str
+) -> None:
+    program = Dnf(monkeypatch)
+
+    def run(command: list[str]) -> str:
+        if command[0] == "createrepo_c":
+            raise CommandError("", said)
+        return program(command)
+
+    monkeypatch.setattr(dnf, "run", run)
+    with pytest.raises(PpdeployError, match=sentence):
+        dnf.fetch(["haproxy"], tmp_path / "packages")
+
+
+@pytest.mark.parametrize(
     ("missing", "user", "sentence"),
     [
-        ("", 1000, r"dnf resolves packages for root alone \(--packages\): run it again with sudo"),
+        (
+            *("", 1000),
+            r"root alone \(--packages\): run it again with `sudo --preserve-env \$\(command -v ppdeploy\) bundle .* --out",
+        ),
         ("createrepo_c", 0, r"createrepo_c is missing .*: run `dnf install createrepo_c` here"),
     ],
 )
