@@ -222,7 +222,7 @@ def test_an_index_that_cannot_be_written_is_no_trouble_of_the_network(
     [
         (
             *("", 1000),
-            r"root alone \(--packages\): run it again with `sudo --preserve-env \$\(command -v ppdeploy\) bundle .* --out",
+            r"root alone \(--packages\): run it again with `sudo --preserve-env \$\(command -v ppdeploy\) bundle .* --",
         ),
         ("createrepo_c", 0, r"createrepo_c is missing .*: run `dnf install createrepo_c` here"),
     ],
