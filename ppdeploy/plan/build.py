@@ -356,7 +356,7 @@ def _pipeline(
                 # An apply upgrades it before anything else.
                 if not (finding.id == "driver-cuda13" and finding.host and drivers[finding.host].action == "install")
             ),
-            *handoff_findings(spec.name, wants.handoff, idle, staggers=staggers),
+            *handoff_findings(spec.name, wants.handoff, idle, staggers=staggers, hidden_size=source.shape.hidden_size),
             *decision.findings,
             *expected.findings,
             *(

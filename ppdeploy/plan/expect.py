@@ -11,7 +11,6 @@ from ppdeploy.plan.decide import Decision
 from ppdeploy.plan.handoff import as_predicted, other_modes, token_bytes
 from ppdeploy.plan.measured import MeasuredLink, alike, negotiated_mbit, still_true
 from ppdeploy.plan.network import (
-    HANDOFF_TENSORS,
     LAN_LATENCY,
     SOCKET_BITS,
     TCP_GOODPUT,
@@ -125,6 +124,14 @@ def expect(
         running(decision.capacity, prompt + answer),
         **as_predicted(handoff, staggers=staggers),
     )
+
+    def model_of(mode: str) -> tuple[Pipeline, Settings]:
+        """Return what another mode of the handoff plugin makes of it."""
+        return (
+            replace(joined, handoff_bytes=token_bytes(mode, shape.hidden_size, value_bytes)),
+            replace(settings, **as_predicted(mode, staggers=staggers)),
+        )
+
     few = len(joined.stages) <= MOST_COMPARED
     found = outlook(joined, settings, input_tokens=prompt, output_tokens=answer, compare=few)
     told = _with(seen, tuple(_told(link, hosts, rates[link.index]) for link in found.links))
@@ -143,19 +150,14 @@ def expect(
         }
     )
     if overlap_possible and handoff == "off" and few and outcome.network is not None:
-        outcome = outcome.model_copy(
-            update=_overlapped(joined, replace(settings, **as_predicted("overlap", staggers=staggers)), prompt, answer)
-        )
+        outcome = outcome.model_copy(update=_overlapped(*model_of("overlap"), prompt, answer))
     said = list(_findings(pipeline, told))
     if handoff != "off" and few and outcome.network is not None:
-        others = {
-            mode: (
-                replace(joined, handoff_bytes=token_bytes(mode, shape.hidden_size, value_bytes)),
-                replace(settings, **as_predicted(mode, staggers=staggers)),
-            )
-            for mode in other_modes(handoff)
-        }
-        said.extend(_better_modes(pipeline, handoff, found.predictions[-1], others))
+        # What fp8 cannot send in eight bits is as overlap sends it: nothing is told of its text then.
+        exact = size == token_bytes("overlap", shape.hidden_size, value_bytes)
+        named = handoff.replace("fp8", "overlap") if exact else handoff
+        others = {mode: model_of(mode) for mode in other_modes(named)}
+        said.extend(_better_modes(pipeline, named, found.predictions[-1], others))
     model = SpeedModel(joined, settings, prompt, answer) if found.predictions else None
     return Expected(outcome, tuple(said), model)
 
@@ -281,15 +283,11 @@ def _network_cost(
 
 
 def _overlapped(pipeline: Pipeline, settings: Settings, prompt: int, answer: int) -> dict[str, object]:
-    """Return what the outlook says of the handoff plugin's overlap where it is off: the best size of a step, speeds.
-
-    `pipeline` is that without the plugin, `settings` those with it.
-    """
-    halved = replace(pipeline, handoff_bytes=pipeline.handoff_bytes / HANDOFF_TENSORS)
-    best = best_settings(halved, settings, input_tokens=prompt, output_tokens=answer)
+    """Return what the outlook says of the handoff plugin's overlap where it is off: the best size of a step, speeds."""
+    best = best_settings(pipeline, settings, input_tokens=prompt, output_tokens=answer)
     return {
         "overlap_batched_tokens": best.max_num_batched_tokens,
-        "overlap_speeds": _speeds(predict_loads(halved, best, (prompt, answer))),
+        "overlap_speeds": _speeds(predict_loads(pipeline, best, (prompt, answer))),
     }
 
 

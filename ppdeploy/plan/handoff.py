@@ -60,8 +60,10 @@ def other_modes(mode: str) -> tuple[str, ...]:
 
     fp8 is nobody's alternative but its own: only where it is set is a text wanted that is not quite the model's own.
     """
-    plain = tuple(other for other in ("overlap", "overlap:0", "lossless", "off") if other != mode)
-    return (*plain, "fp8:0") if mode.startswith("fp8") and mode != "fp8:0" else plain
+    modes = ["overlap", "overlap:0", "lossless", "off"]
+    if mode.startswith("fp8"):
+        modes += ["fp8", "fp8:0"]
+    return tuple(other for other in modes if other != mode)
 
 
 class Overlap(TypedDict):
@@ -96,9 +98,18 @@ def may_stagger(device: str, env: Mapping[str, str], arguments: Mapping[str, obj
     )
 
 
-def handoff_findings(pipeline: str, mode: str, idle: str, *, staggers: bool) -> Iterator[Finding]:
+def handoff_findings(pipeline: str, mode: str, idle: str, *, staggers: bool, hidden_size: int) -> Iterator[Finding]:
     """Yield that a mode changes nothing, for the reason `idle` of `why_idle`, or that a part of it does not."""
     name, _, tokens = mode.partition(":")
+    if not idle and name == "fp8" and hidden_size % EIGHT_BIT_TAIL:
+        yield Finding(
+            id="handoff-fp8",
+            verdict="ready",
+            pipeline=pipeline,
+            reason=f"ppdeploy_handoff: {mode} does what overlap does: it takes a hidden size that is a multiple of"
+            f" {EIGHT_BIT_TAIL}, and the model's is {hidden_size}",
+            remedy=f"set ppdeploy_handoff: overlap{mode.removeprefix(name)}, or leave it",
+        )
     if not idle and tokens and int(tokens) and not staggers:
         yield Finding(
             id="handoff-tokens",

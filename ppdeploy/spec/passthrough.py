@@ -224,7 +224,7 @@ OWNED_ENV: dict[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "set ppdeploy_kv_cache_gib instead",
     "VLLM_CPU_OMP_THREADS_BIND": "set ppdeploy_omp_threads_bind instead",
     "PPDEPLOY_HANDOFF": "set ppdeploy_handoff instead, which installs the plugin too",
-    "PPDEPLOY_HANDOFF_STAGGER": "write it into ppdeploy_handoff instead: overlap:TOKENS",
+    "PPDEPLOY_HANDOFF_STAGGER": "write it into ppdeploy_handoff instead: overlap:TOKENS or fp8:TOKENS",
     "PPDEPLOY_HANDOFF_SWITCH": "remove it: it is for measuring, and lets a file change the mode under the plan",
     "VLLM_TARGET_DEVICE": "set ppdeploy_device instead",
     "VLLM_PORT": "remove it: it is vLLM's own internal port; the API's is ppdeploy_api_port",

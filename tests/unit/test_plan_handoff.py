@@ -28,6 +28,7 @@ from ppdeploy.render import release_json
 from scripts import fit_speed
 from tests.factories import make_cluster
 from tests.factories_plan import make_pipeline
+from tests.golden.plans import cases
 from tests.golden.plans.cases import CASES, plan_of
 
 PIPELINES = {link: fit_speed.pipeline(link) for link in fit_speed.LINKS}
@@ -42,7 +43,9 @@ def findings(mode: str, **about: Any) -> list[str]:
         "stages": 2,
         **about,
     }
-    return [found.reason for found in handoff_findings("chat", mode, why_idle(**usual), staggers=usual["stages"] == 2)]
+    hidden = usual.pop("hidden", 5120)
+    found = handoff_findings("chat", mode, why_idle(**usual), staggers=usual["stages"] == 2, hidden_size=hidden)
+    return [one.reason for one in found]
 
 
 def test_nothing_is_said_where_it_works_or_is_off() -> None:
@@ -141,6 +144,30 @@ def test_fp8_is_a_byte_a_value_and_its_scale_where_the_plugin_can_send_it_so() -
     assert token_bytes("fp8", 5120, 4) == 5136
     # A scale behind 5,124 values would lie askew (`fits` of the plugin's fp8.py).
     assert token_bytes("fp8", 5124, 2) == 10248
+
+
+def test_fp8_that_is_no_fp8_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    (said,) = findings("fp8:64", hidden=5124)
+    assert said == (
+        "ppdeploy_handoff: fp8:64 does what overlap does: it takes a hidden size that is a multiple of 16, and the "
+        "model's is 5124"
+    )
+    assert findings("fp8:64", hidden=5136) == findings("overlap", hidden=5124) == []
+    # Hence it is compared as what it is, and its text is the model's own.
+    known = replace(CASES["llama-3.1-70b-2x-4-3090"], wants={"handoff": "fp8"})
+    shape = cases.shape_of(known.config).model_copy(update={"hidden_size": 8196})
+    monkeypatch.setattr(cases, "shape_of", lambda _name: shape)
+    reasons = [finding.reason for finding in plan_of(known).pipelines[0].findings]
+    assert [reason for reason in reasons if "changes the model's text" in reason] == []
+    assert len([reason for reason in reasons if "does what overlap does" in reason]) == 1
+
+
+def test_a_lower_limit_of_fp8_is_compared_with_its_own() -> None:
+    # On a link this slow it pays that a handoff has a step of its own, which fp8:0 gives none.
+    known = CASES["qwen3-32b-fp8-2x-4090-1g"]
+    planned = plan_of(replace(known, fabric="300m", wants={**known.wants, "handoff": "fp8:0"})).pipelines[0]
+    (found,) = [finding for finding in planned.findings if finding.id == "handoff-mode"]
+    assert found.remedy == "set ppdeploy_handoff: fp8"
 
 
 @pytest.mark.parametrize(
