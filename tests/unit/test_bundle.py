@@ -264,6 +264,40 @@ def test_a_folder_that_cannot_be_made_is_told(shelf: Shelf, folder: str) -> None
         make_bundle(shelf.lock(), Path(folder))
 
 
+def test_a_refused_run_leaves_no_lock_and_who_waited_for_it_is_alone(shelf: Shelf, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "file").write_text("mine")
+    with pytest.raises(InputError, match="holds no bundle"):
+        make_bundle(shelf.lock(), theirs)
+    lock = tmp_path / "theirs.lock"
+    assert not lock.exists()
+    waiting, inside, free = threading.Event(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with alone(theirs, waiting.set):
+            inside.set()
+            free.wait(10)
+
+    second = threading.Thread(target=wait)
+    with pytest.raises(InputError, match="refused"), alone(theirs, lambda: None):
+        second.start()
+        assert waiting.wait(10)
+        raise InputError("refused")
+    # It holds the file that is there now, which a third one waits for.
+    assert inside.wait(10)
+    third = threading.Event()
+
+    def release() -> None:
+        third.set()
+        free.set()
+
+    with alone(theirs, release):
+        assert third.is_set()
+    second.join(10)
+    assert lock.exists()
+
+
 def test_a_second_run_waits_for_the_first(shelf: Shelf) -> None:
     lock = shelf.lock()
     folder = default_folder([lock])
