@@ -19,6 +19,7 @@ from ppdeploy.cli.bundling_driver import driver_wish
 from ppdeploy.cli.options import Json
 from ppdeploy.cli.output import print_json, print_report, say
 from ppdeploy.errors import InputError
+from ppdeploy.plan.driver_packages import driver_words
 from ppdeploy.plan.environment import ALWAYS, RARE, bundled, system_packages
 
 #: Version of what `bundle --json` prints.
@@ -75,7 +76,8 @@ def bundle(
         typer.Option(
             "--kernel",
             metavar="RELEASE",
-            help="Kernel of the nodes, as uname -r prints it there; this machine's by default. Repeatable.",
+            help="Kernel of the nodes, as uname -r prints it there, added to those that the bundle has; this machine's "
+            "by default. Repeatable.",
         ),
     ] = None,
     nvidia_repository: Annotated[
@@ -100,10 +102,14 @@ def bundle(
     if verify:
         _report(_verified(out), as_json=as_json)
         return
+    there = _there(out)
+    had = there.driver if there else None
     driver = driver_wish(
-        nvidia_driver, nvidia_branch, kernel or [], nvidia_repository, nvidia_repository_key, machine=machine
+        nvidia_driver, nvidia_branch, kernel or [], nvidia_repository, nvidia_repository_key, machine=machine, held=had
     )
-    wanted = [] if driver is None or python or vllm_version or extra or handoff else _held(out)
+    if driver and had and not had.is_like(driver.wanted):
+        say(f"the driver in {out} is replaced: {driver_words(had)}, by {driver_words(driver.wanted)}")
+    wanted = [] if driver is None or python or vllm_version or extra or handoff else _held(there)
     wanted = wanted or _locks(device, vllm_version, python or [], machine, extra or [])
     if handoff:
         wanted = [locks.with_handoff(lock) for lock in wanted]
@@ -169,11 +175,25 @@ def _report(made: bundles.Bundle, *, as_json: bool) -> None:
     say("\n  ".join(lines))
 
 
-def _held(out: Path | None) -> list[locks.Lock]:
-    """Return the locks of the bundle that lies in a folder already; none where there is none."""
-    if out is None or not (out / MANIFEST).is_file():
-        return []
-    return [locks.by_digest(lock.digest) for lock in bundles.read_bundle(out.absolute()).locks]
+def _there(out: Path | None) -> bundles.Bundle | None:
+    """Return the bundle that lies in a folder already, None where there is none; InputError where a file lies there."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise InputError(
+            f"{out} is a file, no folder", where="--out", remedy="name a folder, or one that is to be made"
+        )
+    return bundles.read_bundle(out.absolute()) if out is not None and (out / MANIFEST).is_file() else None
+
+
+def _held(there: bundles.Bundle | None) -> list[locks.Lock]:
+    """Return the locks of a bundle that is there; InputError where this version no longer has one of them."""
+    try:
+        return [locks.by_digest(lock.digest) for lock in there.locks] if there else []
+    except InputError as error:
+        raise InputError(
+            f"the bundle was made by another version of ppdeploy: {error.what}",
+            where=str(there.path) if there else "--out",
+            remedy="name --python, once for each that the nodes have, to make the bundle anew for this version",
+        ) from None
 
 
 def _model(repository: str | None, revision: str | None) -> bundles.ModelWish | None:

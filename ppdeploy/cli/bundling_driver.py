@@ -37,10 +37,12 @@ def driver_wish(
     key: Path | None,
     *,
     machine: str,
+    held: BundledDriver | None = None,
 ) -> DriverWish | None:
     """Return the driver that these options ask for, None where they ask for none.
 
-    Raises InputError for what cannot be, before anything is fetched.
+    `held` is what the bundle has already: of the same system and source its branch stays where none is named, and of
+    that branch its kernels stay. Raises InputError for what cannot be, before anything is fetched.
     """
     others = {"--nvidia-branch": branch, "--kernel": kernels, "--nvidia-repository": mirror}
     others["--nvidia-repository-key"] = str(key or "")
@@ -54,7 +56,10 @@ def driver_wish(
     _check_mirror(whose, mirror, key)
     if wrong := next((one for one in kernels if not re.fullmatch(_KERNEL, one)), None):
         raise InputError(f"{wrong!r} is no kernel", where="--kernel", remedy="name it as `uname -r` prints it there")
-    return _wish(this_system(), whose, branch, tuple(dict.fromkeys(kernels)), mirror, key, machine)
+    system = this_system()
+    if branch is None and held and (held.system, held.machine, held.source) == (system.release, machine, whose):
+        branch = held.branch
+    return _wish(system, whose, branch, tuple(kernels), mirror, key, machine, held)
 
 
 def _wish(
@@ -65,19 +70,24 @@ def _wish(
     mirror: str | None,
     key: Path | None,
     machine: str,
+    held: BundledDriver | None,
 ) -> DriverWish:
     platform = _platform(system, source, branch, machine)
-    chosen, kernels = branch_of(platform, source, branch), kernels or (system.kernel,)
-    names = tuple(bundle_packages(platform, source, chosen, kernels))
+    chosen = branch_of(platform, source, branch)
     wanted = BundledDriver(
         system=system.release,
         machine=machine,
         manager=platform.manager,
         source=source,
         branch=chosen,
-        kernels=kernels,
-        names=names,
+        kernels=(),
+        names=(),
     )
+    # Nodes with the kernels that it has are not to lose theirs.
+    kept = held.kernels if held is not None and held.is_like(wanted) else ()
+    kernels = tuple(dict.fromkeys((*kept, *kernels))) or (system.kernel,)
+    names = tuple(bundle_packages(platform, source, chosen, kernels))
+    wanted = wanted.model_copy(update={"kernels": kernels, "names": names})
     if source == "distribution":
         return DriverWish(wanted)
     address = repository_of(platform, mirror)

@@ -17,6 +17,7 @@ from ppdeploy.bundle import apt
 from ppdeploy.bundle.content import BundleLock
 from ppdeploy.cli import bundling, bundling_driver, demo
 from ppdeploy.errors import ApplyError
+from ppdeploy.spec import BundledDriver
 from tests.factories import make_facts
 from tests.factories_driver import bare
 from tests.unit.cli_support import Command
@@ -218,6 +219,69 @@ def test_a_driver_is_added_to_a_bundle_that_is_there_without_naming_its_python(
     refused = command("bundle", "--out", tmp_path / "none", "--nvidia-driver", "nvidia")
     assert (refused.code, len(made)) == (2, 1)
     assert "--python" in refused.err
+
+
+def held_bundle(folder: Path, digest: str, driver: BundledDriver | None = None) -> None:
+    """Write the manifest of a bundle of one lock, with a driver."""
+    held = BundleLock(
+        file="locks/x.txt", digest=digest, device="cuda", vllm_version="0.33.0", python="3.13",
+        machine="x86_64", wheels=(), uv="uv.whl",
+    )  # fmt: skip
+    (folder / "manifest.json").write_text(bundles.Bundle(locks=(held,), driver=driver, files=()).model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("words", "branch", "kernels", "replaced"),
+    [
+        # Another kernel is added, and the branch stays, which is not the default.
+        (["nvidia", "--kernel", "6.1.0-43-amd64"], 590, ("6.1.0-41-amd64", "6.1.0-42-amd64", "6.1.0-43-amd64"), ""),
+        (["nvidia", "--kernel", "6.1.0-41-amd64"], 590, ("6.1.0-41-amd64", "6.1.0-42-amd64"), ""),
+        (["nvidia"], 590, ("6.1.0-41-amd64", "6.1.0-42-amd64"), ""),
+        (["nvidia", "--nvidia-branch", "580", "--kernel", "6.1.0-43-amd64"], 580, ("6.1.0-43-amd64",),
+         "is replaced: branch 590 of NVIDIA's repository for debian 12 on x86_64, kernels 6.1.0-41-amd64, "
+         "6.1.0-42-amd64, by branch 580 of NVIDIA's repository for debian 12 on x86_64, kernel 6.1.0-43-amd64"),
+    ],
+)  # fmt: skip
+def test_a_kernel_is_added_to_the_driver_that_a_bundle_has(
+    command: Command, made: list[Any], here: Any, tmp_path: Path, words: list[str], branch: int,
+    kernels: tuple[str, ...], replaced: str,
+) -> None:  # fmt: skip
+    here("debian12")
+    had = BundledDriver(
+        system="debian 12", machine="x86_64", manager="apt", source="nvidia", branch=590,
+        kernels=("6.1.0-41-amd64", "6.1.0-42-amd64"), names=("nvidia-open",),
+    )  # fmt: skip
+    held_bundle(tmp_path, locks.find("cuda", None, "3.13", "x86_64").digest, had)
+    outcome = command("bundle", "--out", tmp_path, "--nvidia-driver", *words)
+    assert outcome.code == 0, outcome.err
+    wanted = made[0][2]["driver"].wanted
+    assert (wanted.branch, wanted.kernels) == (branch, kernels)
+    assert wanted.names == (*(f"linux-headers-{kernel}" for kernel in kernels), "nvidia-open")
+    assert ("is replaced" in outcome.err) == bool(replaced)
+    assert replaced in " ".join(outcome.err.split())
+
+
+def test_a_bundle_of_another_version_is_told_with_the_way_on(
+    command: Command, made: list[Any], here: Any, tmp_path: Path
+) -> None:
+    here("debian12")
+    held_bundle(tmp_path, "0" * 64)
+    outcome = command("bundle", "--out", tmp_path, "--nvidia-driver", "nvidia")
+    assert (outcome.code, made) == (2, [])
+    for words in ("made by another version of ppdeploy", str(tmp_path), "name --python, once for each"):
+        assert words in outcome.err
+    assert command("bundle", "--out", tmp_path, "--nvidia-driver", "nvidia", "--python", "3.12").code == 0
+
+
+@pytest.mark.parametrize("name", ["out", "manifest.json"])
+def test_a_file_in_the_place_of_the_bundle_is_refused_and_nothing_is_left(
+    command: Command, made: list[Any], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("mine")
+    outcome = command("bundle", "--device", "cpu", "--out", tmp_path / name)
+    assert (outcome.code, made) == (2, [])
+    assert "is a file, no folder (--out): name a folder" in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize(
