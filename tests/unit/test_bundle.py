@@ -280,10 +280,15 @@ def test_a_refused_run_leaves_no_lock_and_who_waited_for_it_is_alone(shelf: Shel
             free.wait(10)
 
     second = threading.Thread(target=wait)
-    with pytest.raises(InputError, match="refused"), alone(theirs, lambda: None):
-        second.start()
-        assert waiting.wait(10)
-        raise InputError("refused")
+
+    def refuse() -> None:
+        with alone(theirs, lambda: None):
+            second.start()
+            assert waiting.wait(10)
+            raise InputError("refused")
+
+    with pytest.raises(InputError, match="refused"):
+        refuse()
     # It holds the file that is there now, which a third one waits for.
     assert inside.wait(10)
     third = threading.Event()
