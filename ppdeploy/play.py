@@ -21,6 +21,7 @@ from ppdeploy.api_keys import first_key, read_keys, told_keys
 from ppdeploy.benches import bench_file, bench_text, read_benches
 from ppdeploy.bundle import open_bundle, read_bundle
 from ppdeploy.bundle.content import DRIVER
+from ppdeploy.bundle.nodes import environment_problems, pythons_lacking
 from ppdeploy.certificates import (
     ca_file,
     ca_warning,
@@ -147,8 +148,8 @@ def with_wheelhouses(spec: Spec) -> Spec:
 
 
 def wheelhouse_of(spec: PipelineSpec) -> Wheelhouse:
-    """Return what a pipeline's bundle has of a driver; nothing where no driver would be taken from it."""
-    if spec.wheelhouse_path is None or packages_from(spec.vars) != "bundle" or spec.vars.device != "cuda":
+    """Return what a pipeline's bundle has of a driver and of system packages; nothing where none come from it."""
+    if spec.wheelhouse_path is None or packages_from(spec.vars) != "bundle":
         return Wheelhouse()
     on_nodes = spec.vars.wheelhouse_on_nodes
     try:
@@ -157,7 +158,10 @@ def wheelhouse_of(spec: PipelineSpec) -> Wheelhouse:
     except InputError as error:
         also = "; of a bundle on the nodes, its manifest.json is read from the same folder here" if on_nodes else ""
         return Wheelhouse(problem=f"{error.what}: {error.where}{also}")
-    return Wheelhouse(driver=bundle.driver)
+    held = bundle.packages
+    if held is None:
+        return Wheelhouse(driver=bundle.driver)
+    return Wheelhouse(driver=bundle.driver, system=held.system, machine=held.machine, packages=held.names)
 
 
 def outside_gateways(inventory: Mapping[str, Any]) -> list[str]:
@@ -638,7 +642,7 @@ def drivers_of_play(inventory: Mapping[str, Any], facts: Mapping[str, Mapping[st
     `nodes` has each host's slice for the role nvidia_driver, `work` is whether any host has some, and `lines` says in
     words what is done. `first` is whether GPUs answer only after it. `blocked` has every reason for which no host is
     to be touched: those about drivers, and where there is work, also what the checks of each node's facts say that
-    would stop the apply after it.
+    would stop the apply after it, and what its bundle has nothing of.
     """
     spec = spec_of_play(inventory)
     typed = {host: NodeFacts.from_module(host, values) for host, values in facts.items() if values}
@@ -647,6 +651,7 @@ def drivers_of_play(inventory: Mapping[str, Any], facts: Mapping[str, Mapping[st
     later = [finding.sentence() for found in gateway_findings(spec, typed).values() for finding in found]
     lines: list[str] = []
     for pipeline in spec.pipelines:
+        later += environment_problems(pipeline, typed)
         for node in situation(pipeline, typed, None).nodes:
             plan = plan_driver(node.facts, pipeline.vars, pipeline.name, pipeline.wheelhouse)
             nodes[node.host] = driver_slice(pipeline, plan, node.facts)
@@ -752,7 +757,8 @@ def venv_slice(spec: PipelineSpec, pipeline: PipelinePlan, node: NodePlan, facts
         bundle = open_bundle(spec.wheelhouse_path)
         bundle.lock(lock.digest)
         if source == "bundle":
-            names = [one.package for one in of_roles]
+            pythons = pythons_lacking(lock, facts) if node.work.install_venv else ()
+            names = [one.package for one in (*pythons, *of_roles)]
             bundle.require_packages(facts.os.release, facts.os.machine, node.host, names)
     return {
         "lock": str(lock_file(lock)),

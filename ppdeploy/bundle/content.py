@@ -124,8 +124,13 @@ class Bundle(_Frozen):
             remedy="make it again with `ppdeploy bundle`",
         )
 
-    def require_packages(self, system: str, machine: str, host: str, names: Collection[str] = ()) -> None:
-        """Refuse a host for whose release (such as `rocky 9`) the bundle has no packages, or not these; InputError."""
+    def require_packages(self, system: str, machine: str, host: str, names: Collection[str]) -> None:
+        """Refuse a host that lacks these where the bundle has none for its release (such as `rocky 9`); InputError.
+
+        A host that lacks none needs none: a bundle may have a driver alone.
+        """
+        if not names:
+            return
         held = self.packages
         if held is not None and (held.system, held.machine) == (system, machine):
             absent = [name for name in names if name not in held.names]
@@ -138,7 +143,8 @@ class Bundle(_Frozen):
             )
         told = f"only some for {held.system} on {held.machine}" if held else "none at all"
         raise InputError(
-            f"the bundle has no system packages for {system} on {machine}, {told}",
+            f"the bundle has no system packages for {system} on {machine}, {told}, and the node lacks "
+            f"{', '.join(names)}",
             where=f"{host}, {self._path}",
             remedy=f"make it again with `ppdeploy bundle --packages` on a machine with {system}, or take"
             " ppdeploy_system_packages out of the inventory and install what is missing by hand",

@@ -46,8 +46,18 @@ class Wheelhouse(Frozen):
     """What the bundle in `ppdeploy_wheelhouse` says of itself, as far as a plan follows from it."""
 
     driver: BundledDriver | None = None
+    system: str = ""
+    """Release of the nodes that its system packages are for, such as debian 12; empty: it has none."""
+    machine: str = ""
+    """Architecture of these nodes."""
+    packages: tuple[str, ...] = ()
+    """Names of the system packages."""
     problem: str = ""
     """Why it cannot be read; empty where it can, and where nothing of it is asked."""
+
+    def brings(self, package: str, system: str, machine: str) -> bool:
+        """Return whether it has a system package for nodes of a release; what cannot be read may have it."""
+        return bool(self.problem) or ((self.system, self.machine) == (system, machine) and package in self.packages)
 
 
 class PipelineSpec(Frozen):

@@ -20,8 +20,11 @@ from ppdeploy.bundle import Bundle, DriverWish, apt, dnf, driver, driver_apt, ma
 from ppdeploy.bundle import make as making
 from ppdeploy.bundle.driver_repository import Repository
 from ppdeploy.errors import InputError
+from ppdeploy.plan.checks import NODE
+from ppdeploy.plan.checks.situate import situation
 from ppdeploy.play import driver_slice, wheelhouse_of
 from ppdeploy.spec import BundledDriver, PipelineSpec, Wheelhouse
+from tests.factories import make_facts
 from tests.factories_driver import bare, plan
 from tests.factories_plan import make_pipeline_spec
 from tests.wheels import Shelf
@@ -366,8 +369,35 @@ def test_a_plan_is_told_what_the_bundle_has(shelf: Shelf, tmp_path: Path) -> Non
     assert (found["bundle"], found["bundle_on_node"], found["rsync"]) == (str(out / "driver"), False, True)
     assert (found["keyring"], found["repository"], found["key_source"], found["key_file"]) == (None, "", "", "")
     # Where packages come from elsewhere, it is not even looked for.
-    for wants in ({"system_packages": "archives"}, {"system_packages": "none"}, {"device": "cpu"}):
+    for wants in ({"system_packages": "archives"}, {"system_packages": "none"}):
         assert wheelhouse_of(site(tmp_path / "absent", **wants)) == Wheelhouse()
+
+
+@pytest.mark.usefixtures("fetched")
+def test_rsync_comes_from_a_bundle_that_has_it_for_the_node(shelf: Shelf, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    made(shelf, out, DriverWish(WANTED))
+    without = make_facts("node1").model_copy(update={"tools": {}})
+
+    def outcome(folder: Path, **wants: Any) -> str:
+        spec = site(folder, **wants)
+        spec = spec.model_copy(update={"wheelhouse": wheelhouse_of(spec)})
+        (node,) = situation(spec, {"node1": without}, None).nodes
+        return NODE["rsync"].outcome(node).verdict
+
+    assert outcome(out) == "blocked"
+    manifest = json.loads((out / "manifest.json").read_text())
+    for names, system, verdict in (
+        (["rsync"], without.os.release, "ready"),
+        (["gcc"], without.os.release, "blocked"),
+        (["rsync"], "debian 7", "blocked"),
+    ):
+        manifest["packages"] = {"system": system, "machine": "x86_64", "architecture": "amd64", "names": names}
+        (out / "manifest.json").write_text(json.dumps(manifest))
+        assert outcome(out) == verdict
+        assert outcome(out, device="cpu") == verdict
+    # Of one that lies on the nodes alone nobody here knows it: the node says so.
+    assert outcome(tmp_path / "absent", wheelhouse_on_nodes=True) == "ready"
 
 
 SITE: dict[str, Any] = {"wheelhouse": "/srv/bundle", "system_packages": "bundle"}

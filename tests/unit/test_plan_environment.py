@@ -181,8 +181,16 @@ def test_a_bundle_for_other_nodes_is_refused_before_any_is_touched(tmp_path: Pat
     (tmp_path / "manifest.json").write_text(own.model_dump_json())
     assert venv_slice(spec, pipeline, pipeline.nodes[0], facts["node1"])["packages_from"] == "archives"
     spec = spec.model_copy(update={"vars": spec.vars.model_copy(update={"system_packages": "bundle"})})
-    with pytest.raises(InputError, match=r"no system packages for debian 12 on x86_64, none at all \(node1, /"):
+    with pytest.raises(
+        InputError,
+        match=r"no system packages for debian 12 on x86_64, none at all, and the node lacks haproxy \(node1, /",
+    ):
         venv_slice(spec, pipeline, pipeline.nodes[0], facts["node1"])
+    # One that has a driver alone serves a node that lacks nothing, and none without the Python.
+    whole = facts["node1"].model_copy(update={"tools": ALL_TOOLS})
+    assert venv_slice(spec, pipeline, pipeline.nodes[0], whole)["packages_from"] == "bundle"
+    with pytest.raises(InputError, match=r"none at all, and the node lacks python3\.11 \(node1, /"):
+        venv_slice(spec, pipeline, pipeline.nodes[0], whole.model_copy(update={"pythons": ()}))
     packages = content.BundlePackages(system="ubuntu 24.04", machine="x86_64", architecture="amd64", names=("gcc",))
     (tmp_path / "manifest.json").write_text(own.model_copy(update={"packages": packages}).model_dump_json())
     with pytest.raises(InputError, match=r"only some for ubuntu 24\.04 on x86_64"):

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ppdeploy import locks
+from ppdeploy.bundle.content import Bundle, BundleFile, BundleLock, BundlePackages
 from ppdeploy.errors import BlockedError
-from ppdeploy.facts import FileState, NodeFacts, PathSpace
+from ppdeploy.facts import FileState, NodeFacts, PathSpace, Venv
 from ppdeploy.plan.driver import BLACKLIST, PREFERENCES, REPOSITORY, SOURCES, driver_files
+from ppdeploy.plan.environment import minors
 from ppdeploy.plan_report import plan_report
 from ppdeploy.play import driver_slice, drivers_of_play
 from ppdeploy.render import render, render_node
+from ppdeploy.spec import BundledDriver
 from tests.factories import GIB, make_cluster, make_installation, make_package
 from tests.factories_driver import SYSTEMS, bare, plan, working
 from tests.factories_plan import make_complete_plan, make_pipeline_spec
@@ -62,6 +66,67 @@ def test_what_would_stop_the_apply_after_it_stops_it_before_it() -> None:
     # Where nothing is to be done about a driver, the plan says it.
     quiet = working().model_copy(update={"user": old.user})
     assert decided({"node1": working(), "node2": quiet})["blocked"] == []
+
+
+def driver_bundle(folder: Path, python: str, packages: BundlePackages | None = None) -> dict[str, Any]:
+    """Write a bundle of one lock and the driver of Debian 12; return the variables of a site that has nothing else."""
+    lock = locks.find("cuda", None, python, "x86_64")
+    held = BundleLock(
+        file="locks/x.txt", digest=lock.digest, device="cuda", vllm_version=lock.vllm_version, python=python,
+        machine="x86_64", wheels=(), uv="uv.whl",
+    )  # fmt: skip
+    driver = BundledDriver(
+        system="debian 12", machine="x86_64", manager="apt", source="nvidia", branch=580,
+        kernels=(bare().os.kernel,), names=(),
+    )  # fmt: skip
+    paths = ("locks/x.txt", "wheels/uv.whl", "driver/Packages")
+    files = tuple(BundleFile(path=path, sha256="0" * 64, size=0) for path in paths)
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    made = Bundle(locks=(held,), packages=packages, driver=driver, files=files)
+    (folder / "manifest.json").write_text(made.model_dump_json())
+    return {"wheelhouse": str(folder), "system_packages": "bundle"}
+
+
+def test_what_the_bundle_lacks_for_the_environment_is_told_before_the_driver_is_installed(tmp_path: Path) -> None:
+    python = "3.11"
+    whole = bare().model_copy(update={"tools": dict.fromkeys(("rsync", "haproxy", "nft"), "/usr/bin/x")})
+    assert python in minors(whole)
+    found = decided({"node1": whole}, **driver_bundle(tmp_path, python))
+    assert (found["work"], found["blocked"]) == (True, [])
+    # The wheels are for another Python than the nodes'.
+    (told,) = decided({"node1": whole}, **driver_bundle(tmp_path, "3.13"))["blocked"]
+    assert "the bundle has no wheels for the lock" in told
+    assert "Python 3.13 on x86_64" in told
+    # On the nodes too: its manifest is here.
+    site = driver_bundle(tmp_path, "3.13")
+    assert decided({"node1": whole}, **site, wheelhouse_on_nodes=True)["blocked"] == [told]
+    # Nothing is said where no driver is to be installed: the plan refuses it.
+    assert decided({"node1": working()}, **site)["blocked"] == []
+    # A program is lacking that another role needs.
+    bald = whole.model_copy(update={"tools": {**whole.tools, "haproxy": None}})
+    site = driver_bundle(tmp_path, python)
+    (told,) = decided({"node1": bald, "node2": bald}, **site)["blocked"]
+    assert "no system packages for debian 12 on x86_64, none at all, and the node lacks haproxy (node1, " in told
+    assert decided({"node1": bald}, **site, gateway=False)["blocked"] == []
+    both = decided({"node1": whole, "node2": whole}, **site, fabric_encryption="wireguard")["blocked"]
+    assert ["lacks wireguard-tools (node1, " in both[0], "lacks wireguard-tools (node2, " in both[1]] == [True, True]
+    packages = BundlePackages(system="debian 12", machine="x86_64", architecture="amd64", names=("haproxy",))
+    site = driver_bundle(tmp_path, python, packages)
+    assert decided({"node1": bald, "node2": bald}, **site)["blocked"] == []
+    no_rsync = bald.model_copy(update={"tools": {}})
+    assert any("the bundle lacks the system package rsync (node1" in one
+               for one in decided({"node1": no_rsync}, **site)["blocked"])  # fmt: skip
+    # What is built already needs no wheels.
+    lock = locks.find("cuda", None, python, "x86_64")
+    built = whole.model_copy(update={"venvs": (Venv(name=lock.directory_name, marker={}, python=None, packages={}),)})
+    assert decided({"node1": built}, **driver_bundle(tmp_path, "3.13"))["blocked"] == []
+
+
+def test_nodes_without_a_python_in_common_are_told_before_the_driver_is_installed() -> None:
+    (told,) = decided({"node1": bare().model_copy(update={"pythons": ()})}, system_packages="none")["blocked"]
+    assert "the nodes have no Python in common" in told
 
 
 def test_where_all_drivers_work_nothing_is_said_and_nobody_is_asked() -> None:

@@ -161,3 +161,20 @@ def test_packages_that_changed_since_the_bundle_was_made_are_not_installed(node:
         assert code != 0
         assert sentence in " ".join(said["packages"].split()), said["packages"]
         assert f"the folder {folder if on_node else node.root}" in " ".join(said["packages"].split())
+
+
+def test_a_bundle_with_a_driver_alone_is_told_to_a_node_that_lacks_a_package(node: Node) -> None:
+    want = {"package": "ppdeploy-nothing", "kind": "program", "value": "ppdeploy-nothing"}
+    code, said = node.run(
+        node.play(
+            "packages",
+            tasks_from="packages",
+            vllm_install_packages=[want],
+            vllm_install_packages_from="bundle",
+            vllm_install_package_manager="apt",
+        )
+    )
+    assert code != 0
+    told = " ".join(said["packages"].split())
+    assert f"node lacks ppdeploy-nothing, and the bundle has no system packages ({node.bundle}): make it again" in told
+    assert not node.root.exists()

@@ -68,7 +68,8 @@ def _bare(spec: PipelineSpec, host: str, rank: int, facts: NodeFacts) -> NodeSit
         mtu_wanted=wants.mtu,
         unit=unit_name(spec.name),
         driver=plan_driver(facts, wants, spec.name, spec.wheelhouse),
-        brings_rsync=packages_from(wants) == "bundle",
+        brings_rsync=packages_from(wants) == "bundle"
+        and spec.wheelhouse.brings("rsync", facts.os.release, facts.os.machine),
     )
 
 
