@@ -652,8 +652,11 @@ def drivers_of_play(inventory: Mapping[str, Any], facts: Mapping[str, Mapping[st
     lines: list[str] = []
     for pipeline in spec.pipelines:
         later += environment_problems(pipeline, typed)
-        for node in situation(pipeline, typed, None).nodes:
-            plan = plan_driver(node.facts, pipeline.vars, pipeline.name, pipeline.wheelhouse)
+        found = situation(pipeline, typed, None)
+        for node in found.nodes:
+            plan = plan_driver(
+                node.facts, pipeline.vars, pipeline.name, pipeline.wheelhouse, list(found.facts.values())
+            )
             nodes[node.host] = driver_slice(pipeline, plan, node.facts)
             lines += [f"{node.host}: {text}" for text in driver_texts(plan) if plan.action != "blocked"]
             if plan.action == "blocked":

@@ -157,7 +157,8 @@ def _pipeline(
             where=f"pipeline {spec.name}",
             remedy="a plan needs the facts of every node of a pipeline: add the host to --limit or to the facts file",
         )
-    drivers = {host: plan_driver(facts[host], wants, spec.name, spec.wheelhouse) for host in hosts}
+    every = [facts[host] for host in hosts]
+    drivers = {host: plan_driver(facts[host], wants, spec.name, spec.wheelhouse, every) for host in hosts}
     _refuse_without_driver(spec.name, facts, drivers)
     layout = choose_layout(
         pipeline=spec.name,

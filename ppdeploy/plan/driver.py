@@ -10,8 +10,8 @@ modules, which Canonical has signed, NVIDIA/gpu-driver-container, ubuntu24.04/pr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from packaging.version import InvalidVersion, Version
@@ -63,11 +63,31 @@ KERNEL_HELD = r"^linux-(?:image-|headers-)?(?:{flavour})$"
 
 
 def plan_driver(
-    facts: NodeFacts, wants: PipelineVars, pipeline: str, wheelhouse: Wheelhouse | None = None
+    facts: NodeFacts,
+    wants: PipelineVars,
+    pipeline: str,
+    wheelhouse: Wheelhouse | None = None,
+    others: Iterable[NodeFacts] = (),
 ) -> DriverPlan:
-    """Decide what is done about the driver of a node; `wheelhouse` is what the pipeline's bundle has."""
+    """Decide what is done about the driver of a node; `wheelhouse` is what the pipeline's bundle has.
+
+    `others` are the facts of its nodes: the command that makes a bundle which lacks a driver is then one for them all.
+    """
     place = _Place(facts, wants, pipeline, wheelhouse or Wheelhouse())
-    if wants.device != "cuda":
+    made = _decide(place)
+    if not place.lacked:
+        return made
+    (own,) = place.lacked
+    kernels: list[str] = []
+    for one in others:
+        other = replace(place, facts=one, lacked=[])
+        _decide(other)
+        kernels += [kernel for driver in other.lacked if driver.is_like(own) for kernel in driver.kernels]
+    return _decide(replace(place, lacked=[], kernels_of_others=tuple(kernels)))
+
+
+def _decide(place: _Place) -> DriverPlan:
+    if place.wants.device != "cuda":
         return place.kept("the pipeline runs on cpu", action="none")
     if place.state and place.state.vendor:
         return _vendor(place)
@@ -135,6 +155,10 @@ class _Place:
     wants: PipelineVars
     pipeline: str
     wheelhouse: Wheelhouse
+    kernels_of_others: tuple[str, ...] = ()
+    """Of nodes that lack the same driver in the bundle."""
+    lacked: list[BundledDriver] = field(default_factory=list)
+    """Filled by a decision: the driver for which the bundle was refused."""
 
     @property
     def from_bundle(self) -> bool:
@@ -489,11 +513,13 @@ def _unbundled(place: _Place, platform: Platform, reason: str) -> DriverPlan | N
     )
     if held is not None and held.serves(needed):
         return None
+    place.lacked.append(needed)
+    every = needed.model_copy(update={"kernels": (*place.kernels_of_others, *needed.kernels)})
     mirror = ", or set ppdeploy_nvidia_repository to a mirror within the site" if source == "nvidia" else ""
     return place.blocked(
         f"{reason}, and the bundle in ppdeploy_wheelhouse {bundle_words(place.wheelhouse)}, where the node needs "
         f"{driver_words(needed)}",
-        f"run `{bundle_command(needed, held, place.wants.wheelhouse or '')}` on a machine with internet and "
+        f"run `{bundle_command(every, held, place.wants.wheelhouse or '')}` on a machine with internet and "
         f"{system.pretty_name or needed.system} and carry the bundle here, or install driver {NEW_ENOUGH} or newer "
         f"yourself{mirror}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -23,10 +24,11 @@ from ppdeploy.plan.driver import (
     driver_files,
     driver_source,
     driver_texts,
+    plan_driver,
 )
 from ppdeploy.plan.driver_packages import bundle_packages
 from ppdeploy.plan.driver_systems import is_outdated, is_unknown, platform_of
-from ppdeploy.spec import BundledDriver, Wheelhouse
+from ppdeploy.spec import BundledDriver, PipelineVars, Wheelhouse
 from tests.factories import make_facts, make_gpu, make_package
 from tests.factories_checks import installed
 from tests.factories_driver import OURS, SYSTEMS, bare, card, plan, working
@@ -427,6 +429,24 @@ def test_a_bundle_for_other_nodes_is_refused_with_the_command_that_makes_the_rig
     assert found.action == "blocked"
     assert has in found.reason
     assert command in found.remedy
+
+
+def test_one_command_makes_the_bundle_for_all_nodes_that_it_has_none_for() -> None:
+    others = [
+        bare(),
+        bare(os={"kernel": "6.1.0-42-amd64"}, next_kernel="6.1.0-43-amd64"),
+        # Of another release, of a driver that works, and without a card.
+        bare("debian13"),
+        working().model_copy(update={"os": working().os.model_copy(update={"kernel": "6.1.0-44-amd64"})}),
+        bare(os={"kernel": "6.1.0-45-amd64"}, cards=[]),
+    ]
+    held = bundled(kernels=("6.1.0-40-amd64",))
+    wants = PipelineVars(model="./tiny", allow_reboot=True, **SITE)
+    told = [plan_driver(one, wants, "chat", held, others) for one in others[:2]]
+    kernels = " ".join(f"--kernel 6.1.0-{number}-amd64" for number in (40, 41, 42, 43))
+    command = f"ppdeploy bundle --out /srv/bundle --nvidia-driver nvidia --nvidia-branch 580 {kernels}"
+    assert [re.findall("`(.*)`", one.remedy) for one in told] == [[command]] * 2
+    assert [one.reason.rpartition(", ")[2] for one in told] == ["kernel 6.1.0-41-amd64", "6.1.0-43-amd64"]
 
 
 def test_what_a_bundle_without_one_lacks_is_said_whole() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ppdeploy import locks
@@ -34,9 +34,10 @@ def situation(
     """
     planned = {node.host: node for node in plan.nodes} if plan else {}
     nodes = []
+    others = [facts[host.name] for host in spec.hosts if host.name in facts]
     for rank, host in enumerate(spec.hosts):
         if host.name in facts:
-            known = _bare(spec, host.name, rank, facts[host.name])
+            known = _bare(spec, host.name, rank, facts[host.name], others)
             chosen = (fabric or {}).get(host.name)
             node = planned.get(host.name)
             nodes.append(_planned(spec, known, plan, node) if plan and node else replace(known, fabric=chosen))
@@ -53,8 +54,8 @@ def pairs(pipeline: PipelineSituation) -> Iterator[PairSituation]:
                 yield PairSituation(pipeline.pipeline, sender, receiver)
 
 
-def _bare(spec: PipelineSpec, host: str, rank: int, facts: NodeFacts) -> NodeSituation:
-    """Return what is known of a node without a plan."""
+def _bare(spec: PipelineSpec, host: str, rank: int, facts: NodeFacts, others: Sequence[NodeFacts]) -> NodeSituation:
+    """Return what is known of a node without a plan; `others` are the facts of the pipeline's nodes."""
     wants = spec.vars
     return NodeSituation(
         pipeline=spec.name,
@@ -67,7 +68,7 @@ def _bare(spec: PipelineSpec, host: str, rank: int, facts: NodeFacts) -> NodeSit
         models_dir=wants.models_dir,
         mtu_wanted=wants.mtu,
         unit=unit_name(spec.name),
-        driver=plan_driver(facts, wants, spec.name, spec.wheelhouse),
+        driver=plan_driver(facts, wants, spec.name, spec.wheelhouse, others),
         brings_rsync=packages_from(wants) == "bundle"
         and spec.wheelhouse.brings("rsync", facts.os.release, facts.os.machine),
     )
