@@ -21,7 +21,7 @@ from ppdeploy.api_keys import first_key, read_keys, told_keys
 from ppdeploy.benches import bench_file, bench_text, read_benches
 from ppdeploy.bundle import open_bundle, read_bundle
 from ppdeploy.bundle.content import DRIVER
-from ppdeploy.bundle.nodes import environment_problems, pythons_lacking
+from ppdeploy.bundle_needs import environment_problems, pythons_lacking
 from ppdeploy.certificates import (
     ca_file,
     ca_warning,
@@ -158,10 +158,12 @@ def wheelhouse_of(spec: PipelineSpec) -> Wheelhouse:
     except InputError as error:
         also = "; of a bundle on the nodes, its manifest.json is read from the same folder here" if on_nodes else ""
         return Wheelhouse(problem=f"{error.what}: {error.where}{also}")
+    size = sum(file.size for file in bundle.files if file.path.startswith(f"{DRIVER}/"))
+    found = Wheelhouse(driver=bundle.driver, driver_bytes=size)
     held = bundle.packages
     if held is None:
-        return Wheelhouse(driver=bundle.driver)
-    return Wheelhouse(driver=bundle.driver, system=held.system, machine=held.machine, packages=held.names)
+        return found
+    return found.model_copy(update={"system": held.system, "machine": held.machine, "packages": held.names})
 
 
 def outside_gateways(inventory: Mapping[str, Any]) -> list[str]:

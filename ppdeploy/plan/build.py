@@ -14,13 +14,13 @@ from ppdeploy.plan.bench import BenchRun
 from ppdeploy.plan.checks import blocked_findings
 from ppdeploy.plan.checks.gateway_host import certificate_findings, gateway_findings
 from ppdeploy.plan.checks.situate import situation, unit_name
-from ppdeploy.plan.checks.system import MASTER_PORTS
+from ppdeploy.plan.checks.system import MASTER_PORTS, USR
 from ppdeploy.plan.command import nccl_env, rank_argv, rank_env
 from ppdeploy.plan.decide import decide
 from ppdeploy.plan.devices import cuda_bytes
 from ppdeploy.plan.driver import FILES as DRIVER_FILES
 from ppdeploy.plan.driver import driver_files, driver_texts, plan_driver
-from ppdeploy.plan.environment import choose_lock, system_packages
+from ppdeploy.plan.environment import choose_lock, packages_from, system_packages
 from ppdeploy.plan.expect import SpeedModel, expect
 from ppdeploy.plan.fabric import fabric_of
 from ppdeploy.plan.firewall import UNIT as FIREWALL_UNIT
@@ -440,11 +440,16 @@ def _model_placed(facts: NodeFacts, model: NodeModel) -> bool:
     )
 
 
+def _may_bring_driver(wants: PipelineVars) -> bool:
+    """Return whether a driver may come from the bundle, whose size is known."""
+    return wants.device == "cuda" and packages_from(wants) == "bundle"
+
+
 def facts_request(spec: Spec) -> dict[str, dict[str, object]]:
     """Return, for each host of a pipeline, what the facts module must be asked so that a plan can be built."""
     return {
         host.name: {
-            "paths": [ROOT, pipeline.vars.models_dir],
+            "paths": [ROOT, pipeline.vars.models_dir, *([USR] if _may_bring_driver(pipeline.vars) else [])],
             "ports": [
                 pipeline.vars.api_port,
                 pipeline.vars.master_port,

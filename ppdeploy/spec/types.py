@@ -52,6 +52,8 @@ class Wheelhouse(Frozen):
     """Architecture of these nodes."""
     packages: tuple[str, ...] = ()
     """Names of the system packages."""
+    driver_bytes: int = 0
+    """Size of the driver's packages, as they are in the folder."""
     problem: str = ""
     """Why it cannot be read; empty where it can, and where nothing of it is asked."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,36 @@ def test_what_the_bundle_lacks_for_the_environment_is_told_before_the_driver_is_
     lock = locks.find("cuda", None, python, "x86_64")
     built = whole.model_copy(update={"venvs": (Venv(name=lock.directory_name, marker={}, python=None, packages={}),)})
     assert decided({"node1": built}, **driver_bundle(tmp_path, "3.13"))["blocked"] == []
+
+
+def test_a_driver_for_which_there_is_no_room_is_not_installed(tmp_path: Path) -> None:
+    site = driver_bundle(tmp_path, "3.11")
+    with (tmp_path / "driver" / "Packages").open("wb") as file:
+        file.truncate(3 * GIB)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["files"][-1]["size"] = 3 * GIB
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+
+    def told(usr: float, opt: float, *, same: bool = False, **wants: Any) -> list[str]:
+        disks = tuple(
+            PathSpace(path=path, measured_at=path, mount_device=device, total_bytes=9 * GIB, free_bytes=int(gib * GIB))
+            for path, device, gib in (("/opt/ppdeploy", 1, opt), ("/usr", 1 if same else 2, usr))
+        )
+        tools = dict.fromkeys(("rsync", "haproxy"), "/usr/bin/x")
+        facts = bare().model_copy(update={"disks": disks, "tools": tools})
+        blocked: list[str] = decided({"node1": facts}, **site, **wants)["blocked"]
+        return blocked
+
+    assert told(4, 4) == []
+    assert told(2, 4) == ["/usr needs 3.0 GiB and 2.0 GiB are free (node1): free space on the file system of /usr"]
+    assert [one.partition(" are free")[0] for one in told(4, 2)] == ["/opt/ppdeploy needs 3.0 GiB and 2.0 GiB"]
+    # On one file system it is there twice for a while, unless it lies on the node.
+    assert [one.partition(" are free")[0] for one in told(4, 4, same=True)] == [
+        "/opt/ppdeploy needs 6.0 GiB and 4.0 GiB"
+    ]
+    assert told(4, 4, same=True, wheelhouse_on_nodes=True) == []
+    # Of another source than the bundle nobody knows the size.
+    assert told(2, 2, nvidia_repository="http://m.example/cuda", nvidia_repository_key=__file__) == []
 
 
 def test_nodes_without_a_python_in_common_are_told_before_the_driver_is_installed() -> None:

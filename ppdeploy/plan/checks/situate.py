@@ -57,6 +57,8 @@ def pairs(pipeline: PipelineSituation) -> Iterator[PairSituation]:
 def _bare(spec: PipelineSpec, host: str, rank: int, facts: NodeFacts, others: Sequence[NodeFacts]) -> NodeSituation:
     """Return what is known of a node without a plan; `others` are the facts of the pipeline's nodes."""
     wants = spec.vars
+    driver = plan_driver(facts, wants, spec.name, spec.wheelhouse, others)
+    brought = spec.wheelhouse.driver_bytes if driver.action == "install" and driver.from_bundle else 0
     return NodeSituation(
         pipeline=spec.name,
         device=wants.device,
@@ -68,7 +70,9 @@ def _bare(spec: PipelineSpec, host: str, rank: int, facts: NodeFacts, others: Se
         models_dir=wants.models_dir,
         mtu_wanted=wants.mtu,
         unit=unit_name(spec.name),
-        driver=plan_driver(facts, wants, spec.name, spec.wheelhouse, others),
+        driver=driver,
+        driver_copy_bytes=0 if wants.wheelhouse_on_nodes else brought,
+        driver_bytes=brought,
         brings_rsync=packages_from(wants) == "bundle"
         and spec.wheelhouse.brings("rsync", facts.os.release, facts.os.machine),
     )

@@ -32,6 +32,9 @@ SHM_LEAST = 256 * MIB
 SHM_WITH_NCCL = GIB
 """NCCL's buffers between the GPUs of a node come on top."""
 
+USR = "/usr"
+"""Where the packages of a driver go."""
+
 CHECK_LISTENER = "ppdeploy-pairs"
 """Name of the process that listens for the peers while `ppdeploy check` runs (plugins/modules/ppdeploy_pairs.py)."""
 
@@ -276,23 +279,30 @@ def _numbers(text: str) -> set[int]:
 @NODE.add(
     "disk",
     "blocked",
-    "room for the environment and the weights",
+    "room for the environment, the weights and a driver from the bundle",
     remedy="free space on the file system of {place}, or set ppdeploy_models_dir to a larger one",
-    source="sizes of the lock's wheels and of the model's files",
+    source="sizes of the lock's wheels, of the model's files and of the bundle's packages",
 )
 def _disk(s: NodeSituation) -> Answer:
     needs: dict[int, int] = {}
     places = {place.path: place for place in s.facts.disks}
-    for path, size in (("/opt/ppdeploy", s.venv_bytes_missing), (s.models_dir, s.model_bytes_missing)):
+    wanted = (
+        (USR, s.driver_bytes),
+        ("/opt/ppdeploy", s.venv_bytes_missing + s.driver_copy_bytes),
+        (s.models_dir, s.model_bytes_missing),
+    )
+    for path, size in wanted:
         place = places.get(path)
         if place is None or size == 0:
             continue
         # Two folders on one file system need the sum.
         needs[place.mount_device] = needs.get(place.mount_device, 0) + size
         if needs[place.mount_device] > place.free_bytes:
+            alone = f"free space on the file system of {place.measured_at}" if path == USR else None
             return Fault(
                 f"{path} needs {gib_text(needs[place.mount_device])} and {gib_text(place.free_bytes)} are free",
                 {"place": place.measured_at},
+                alone,
             )
     free = ", ".join(f"{path} has {gib_text(place.free_bytes)} free" for path, place in places.items())
     return Fine(free or "no folder was asked about")

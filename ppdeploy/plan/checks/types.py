@@ -73,6 +73,10 @@ class NodeSituation:
     brings_rsync: bool = False
     """Whether an apply installs rsync where it is not there, from the bundle."""
     venv_bytes_missing: int = 0
+    driver_copy_bytes: int = 0
+    """What an apply copies to the node for a while, of the driver in the bundle."""
+    driver_bytes: int = 0
+    """The least that it takes installed: its packages, which are larger unpacked."""
     model_bytes_missing: int = 0
     model_folder: str | None = None
     """Name of the model's folder in `models_dir`."""
