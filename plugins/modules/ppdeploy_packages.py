@@ -539,8 +539,8 @@ def verify(repository: Path, params: dict[str, Any]) -> None:
     if bad:
         raise PackageError(
             f"the folder {repository} on {here()} is not as the bundle was made: {'; '.join(bad[:3])}, so nothing of "
-            "it was installed: run `ppdeploy bundle --verify --out` with the bundle's folder where it was copied from, "
-            "make it again if it is not whole there, and apply again"
+            "it was installed: run `ppdeploy bundle --verify --out FOLDER` where the bundle was copied from, make it "
+            "again if it is not whole there, and apply again"
         )
 
 

@@ -468,7 +468,7 @@ def test_packages_that_are_not_the_bundles_are_not_installed(
     damage(folder)
     manifest = str(folder.parent / "manifest.json") if on_node else None
     params = {"repository": str(folder), "hashes": {} if on_node else hashes, "manifest": manifest}
-    sentence = rf"{folder} on \S+ is not as the bundle was made: {told}, so nothing of it was installed: see on the"
+    sentence = rf"{folder} on \S+ is not as the bundle was made: {told}, so nothing of it was installed: run `ppdeploy"
     with pytest.raises(module.PackageError, match=sentence):
         act(*([] if by_name else [GCC]), names=["gcc"] if by_name else [], **params)
     assert programs.run == []

@@ -149,18 +149,17 @@ def test_packages_that_changed_since_the_bundle_was_made_are_not_installed(node:
     (node.bundle / "manifest.json").write_text(json.dumps(manifest))
     (folder / "ppdeploy-nothing_1_all.deb").write_text("another")
     want = {"package": "ppdeploy-nothing", "kind": "program", "value": "ppdeploy-nothing"}
-    wants = {
-        "tasks_from": "packages",
+    wants: dict[str, Any] = {
         "vllm_install_packages": [want],
         "vllm_install_packages_from": "bundle",
         "vllm_install_package_manager": "apt",
     }
     sentence = "the sha256 of ppdeploy-nothing_1_all.deb differs, so nothing of it was installed"
     for on_node in (False, True):
-        code, said = node.run(node.play("packages", vllm_install_bundle_on_node=on_node, **wants))
+        code, said = node.run(node.play("told", tasks_from="packages", vllm_install_bundle_on_node=on_node, **wants))
         assert code != 0
-        assert sentence in " ".join(said["packages"].split()), said["packages"]
-        assert f"the folder {folder if on_node else node.root}" in " ".join(said["packages"].split())
+        assert sentence in " ".join(said["told"].split()), said["told"]
+        assert f"the folder {folder if on_node else node.root}" in " ".join(said["told"].split())
 
 
 def test_a_bundle_with_a_driver_alone_is_told_to_a_node_that_lacks_a_package(node: Node) -> None:
