@@ -25,6 +25,7 @@ try:
     import ppdeploy
     from ppdeploy import checking, play
     from ppdeploy.bench_report import bench_lines
+    from ppdeploy.bundle.content import folder_hashes
     from ppdeploy.check_report import check_lines
     from ppdeploy.errors import InputError, PpdeployError
     from ppdeploy.gang import gang_status
@@ -175,6 +176,11 @@ def gateway_make(secrets: Mapping[str, Any]) -> dict[str, Any]:
     return play.make_gateway_secrets(secrets, datetime.now(UTC))
 
 
+def bundle_hashes(folder: str, on_nodes: bool) -> dict[str, str]:
+    """Return the sha256 of each file of a bundle's folder; see `folder_hashes`."""
+    return folder_hashes(Path(folder), elsewhere=on_nodes)
+
+
 def public_names(names: Iterable[str]) -> list[str]:
     """Return the variable names without those of secrets, which no plan may see."""
     secret = secret_variable_names()
@@ -212,6 +218,7 @@ class FilterModule:
             "ppdeploy_drivers": _told(play.drivers_of_play),
             "ppdeploy_plan": _told(play.plan_of_play),
             "ppdeploy_push": _told(push_argv),
+            "ppdeploy_bundle_hashes": _told(bundle_hashes),
             "ppdeploy_bench_report": _told(bench_report),
             "ppdeploy_smoke_report": _told(play.smoke_of_play),
             "ppdeploy_net_request": _told(play.net_request_of_play),

@@ -49,6 +49,16 @@ options:
       - Folder on the node with packages and their index, in place of all archives. With apt the index is C(Packages),
         with dnf C(repodata).
     type: path
+  hashes:
+    description:
+      - The sha256 of each file of O(repository) by its path there. Before anything is installed, each must be there as
+        it was, and no other file beside them, since neither apt nor dnf checks signatures there.
+    type: dict
+    default: {}
+  manifest:
+    description:
+      - File on the node with the hashes, of a bundle that was put there, in place of O(hashes) where these are empty.
+    type: path
   lock_timeout:
     description: Seconds that the package manager itself waits for another program that installs packages.
     type: int
@@ -79,6 +89,8 @@ lacking:
 
 import contextlib
 import fcntl
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -89,7 +101,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
@@ -101,6 +113,10 @@ LOOK_EVERY = 2.0  # seconds
 DNF_REASON = r"^(?:Error:|Failed to resolve the transaction:|Transaction failed:)(.+?)(?:^\(try to add|^You can try|\Z)"
 # What dpkg has nothing left to do for (dpkg(1), package states).
 SETTLED = ("installed", "not-installed", "config-files")
+# What dnf knows a bundle's folder as.
+BUNDLE = "ppdeploy-bundle"
+# Packages by name are the NVIDIA driver's, which a bundle has by this option.
+DRIVER = "--nvidia-driver"
 # Keys of the vendors that the node trusts.
 KEYS = Path("/etc/pki/rpm-gpg")
 # rpm's lock: Fedora's and RHEL's place of its database, and the older one.
@@ -229,6 +245,26 @@ def apt_from(repository: Path) -> Iterator[list[str]]:
         yield [word for option in options for word in ("--option", option)]
 
 
+class Source(NamedTuple):
+    """Where packages come from, in the words of sentences."""
+
+    name: str
+    has: str
+    remedy: str
+
+
+ARCHIVES = {
+    "apt": Source("the archives in /etc/apt", "have", "add the archive that has it, or install it by hand"),
+    "dnf": Source("the repositories in /etc/yum.repos.d", "have", "add the one that has it, or install it by hand"),
+}
+
+
+def folder_source(repository: Path, option: str = "--packages") -> Source:
+    """Return a bundle's folder as a source; `option` is that of `ppdeploy bundle` which fills it."""
+    again = f"make the bundle again with `ppdeploy bundle {option}` on a machine of the node's release"
+    return Source(f"the folder {repository}", "has", f"{again}, or install it by hand")
+
+
 def install_with_apt(packages: list[str], repository: Path | None, lock_timeout: int) -> None:
     """Install packages from the node's archives, or from one folder alone."""
     if repository is not None:
@@ -237,7 +273,7 @@ def install_with_apt(packages: list[str], repository: Path | None, lock_timeout:
             for command in (["update"], ["install", *packages]):
                 status, said = run([*begin, *command])
                 if status:
-                    raise PackageError(why(packages, said, f"the folder {repository}"))
+                    raise PackageError(why(packages, said, folder_source(repository)))
         return
     status, said = run([*apt(lock_timeout), "install", *packages])
     if status and not re.search("half-configured|No space left|Could not get lock", said):
@@ -246,7 +282,7 @@ def install_with_apt(packages: list[str], repository: Path | None, lock_timeout:
         status, said = run([*apt(lock_timeout), "install", *packages])
         said = f"{updated}\n{said}"
     if status:
-        raise PackageError(why(packages, said, "the archives in /etc/apt"))
+        raise PackageError(why(packages, said, ARCHIVES["apt"]))
 
 
 def bring_with_apt(packages: list[str], repository: Path, lock_timeout: int) -> bool:
@@ -258,7 +294,7 @@ def bring_with_apt(packages: list[str], repository: Path, lock_timeout: int) -> 
         for command in (["update"], ["--simulate", "install", *packages], ["install", *packages]):
             status, said = run([*begin, *command])
             if status:
-                raise PackageError(why(packages, said, f"the folder {repository}"))
+                raise PackageError(why(packages, said, folder_source(repository, DRIVER)))
             if "--simulate" in command and not re.search(r"^(Inst|Conf|Remv) ", said, re.MULTILINE):
                 return False
     return True
@@ -270,20 +306,28 @@ def bring_with_apt(packages: list[str], repository: Path, lock_timeout: int) -> 
 def dnf(*options: str) -> list[str]:
     """Return the beginning of a dnf command that asks nothing and does not wait for a lock."""
     name = next((name for name in ("dnf", "dnf5") if program(name)), "dnf")
-    return [name, "--assumeyes", "--setopt=install_weak_deps=0", "--setopt=exit_on_lock=1", *options]
+    # A package that is not there is an error, whatever dnf.conf says.
+    settings = ["install_weak_deps=0", "exit_on_lock=1", "strict=1"]
+    if Path(program(name) or name).resolve().name == "dnf5":
+        settings += ["skip_unavailable=0", "skip_broken=0"]
+    return [name, "--assumeyes", *(f"--setopt={setting}" for setting in settings), *options]
 
 
-def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout: int) -> str:
-    """Install packages from the repositories that dnf knows, or from one folder alone; return what dnf said."""
-    if repository is None:
-        status, said = patiently([*dnf(), "install", *packages], lock_timeout)
-        if status:
-            raise PackageError(why(packages, said, "the repositories in /etc/yum.repos.d"))
-        return said
-    source = f"the folder {repository}"
+def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout: int) -> None:
+    """Install packages from the repositories that dnf knows, or from one folder alone."""
+    if repository is not None:
+        install_from_folder(packages, repository, lock_timeout, folder_source(repository))
+        return
+    status, said = patiently([*dnf(), "install", *packages], lock_timeout)
+    if status:
+        raise PackageError(why(packages, said, ARCHIVES["dnf"]))
+
+
+def install_from_folder(packages: list[str], repository: Path, lock_timeout: int, source: Source) -> str:
+    """Install packages by dnf from one folder alone; return what dnf said."""
     # dnf 5 copies the packages into its cache, and /tmp may be memory.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as work:
-        begin = dnf(*(f"--setopt={option}" for option in folder_alone(repository, Path(work))))
+        begin = dnf(f"--repo={BUNDLE}", *(f"--setopt={option}" for option in folder_alone(repository, Path(work))))
         # Where a package of the folder needs another one in the folder's version and the node has a newer one, dnf
         # would put the older in its place: what it means to do is asked first.
         status, said = patiently([*begin, "--assumeno", "install", *packages], lock_timeout)
@@ -292,7 +336,7 @@ def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout:
         older = downgraded(said)
         if older:
             raise PackageError(
-                f"{', '.join(packages)} could not be installed on {here()} from {source}: that would put older "
+                f"{', '.join(packages)} could not be installed on {here()} from {source.name}: that would put older "
                 f"packages in the place of its {', '.join(older)}: make the bundle on a machine that has its release's "
                 "updates, and apply again"
             )
@@ -303,13 +347,14 @@ def install_with_dnf(packages: list[str], repository: Path | None, lock_timeout:
 
 
 def folder_alone(repository: Path, work: Path) -> list[str]:
-    """Return the settings by which dnf reads one folder, and neither reads nor changes what it knows of others.
+    """Return the settings by which dnf knows one folder, and neither reads nor changes what it knows of others.
 
-    No plugin may bring repositories of its own, as that of subscriptions does. Cache and list lie in `work`.
+    Repositories may be in dnf.conf too, so this one must be chosen (`--repo`). No plugin may bring repositories of its
+    own, as that of subscriptions does. Cache and list lie in `work`.
     """
     (work / "repos").mkdir()
-    Path(work, "repos", "ppdeploy-bundle.repo").write_text(
-        "[ppdeploy-bundle]\n"
+    Path(work, "repos", f"{BUNDLE}.repo").write_text(
+        f"[{BUNDLE}]\n"
         "name=ppdeploy's bundle\n"
         f"baseurl=file://{quote(str(repository))}\n"
         "enabled=1\n"
@@ -376,7 +421,9 @@ def rpm_owner() -> int | None:
 
 def bring_with_dnf(packages: list[str], repository: Path, lock_timeout: int) -> bool:
     """Have packages as one folder has them, and all that they need; return whether anything was installed."""
-    return "Nothing to do" not in install_with_dnf(packages, repository, lock_timeout)
+    return "Nothing to do" not in install_from_folder(
+        packages, repository, lock_timeout, folder_source(repository, DRIVER)
+    )
 
 
 BRING = {"apt": bring_with_apt, "dnf": bring_with_dnf}
@@ -384,7 +431,7 @@ INDEX = {"apt": "Packages", "dnf": "repodata/repomd.xml"}
 INSTALL = {"apt": install_with_apt, "dnf": install_with_dnf}
 
 
-def why(packages: list[str], said: str, source: str) -> str:
+def why(packages: list[str], said: str, source: Source) -> str:
     """Return in a sentence why packages could not be installed."""
     names = ", ".join(packages)
     lock = re.search(r"Could not get lock (\S+?)\.? It is held by process (\d+) \(([^)]+)\)", said)
@@ -405,9 +452,7 @@ def why(packages: list[str], said: str, source: str) -> str:
     absent = sorted(set(re.findall(r"Unable to locate package (\S+)|No match for argument: (\S+)", said)))
     if absent:
         lost = ", ".join(one or other for one, other in absent)
-        return (
-            f"{source} on {here()} have no {lost}: add the archive that has it, or install it by hand, and apply again"
-        )
+        return f"{source.name} on {here()} {source.has} no {lost}: {source.remedy}, and apply again"
     if "GPG check FAILED" in said:
         bad = ", ".join(sorted(set(re.findall(r"(?:Package|Public key for) (\S+\.rpm) is not", said)))) or names
         return (
@@ -417,13 +462,16 @@ def why(packages: list[str], said: str, source: str) -> str:
     needs = sorted(set(re.findall(r"nothing provides (.+?) needed by (\S+)", said)))
     if needs:
         lost = "; ".join(f"{what}, which {who} needs" for what, who in needs)
-        return f"{names} could not be installed on {here()}: {source} have no {lost}: add what has it, and apply again"
+        return (
+            f"{names} could not be installed on {here()}: {source.name} {source.has} no {lost}: {source.remedy}, and "
+            "apply again"
+        )
     lines = [line.strip() for line in said.splitlines() if re.match(r"\s*(E:|Err:|Error|dpkg: error)", line)]
     reason = re.search(DNF_REASON, said, re.MULTILINE | re.DOTALL)
     lines = reason.group(1).split() if reason else lines
     lines = lines or [line.strip() for line in said.splitlines() if line.strip()][-2:]
     told = " ".join(lines)[:400]
-    return f"{names} could not be installed on {here()} from {source}: {told}: see to it, and apply again"
+    return f"{names} could not be installed on {here()} from {source.name}: {told}: see to it, and apply again"
 
 
 def described(pid: int) -> str:
@@ -459,6 +507,52 @@ def folder_of(path: str | None, manager: str) -> Path | None:
     return Path(path)
 
 
+def hashes_of(repository: Path, params: dict[str, Any]) -> dict[str, str]:
+    """Return the hashes that the folder's files must have: those that the controller knows, else the manifest's."""
+    if params["hashes"] or params["manifest"] is None:
+        return dict(params["hashes"])
+    begin = f"{repository.name}/"
+    try:
+        files = json.loads(Path(params["manifest"]).read_text(encoding="utf-8"))["files"]
+        return {file["path"][len(begin) :]: file["sha256"] for file in files if file["path"].startswith(begin)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PackageError(
+            f"{params['manifest']} on {here()} does not say which packages the bundle was made with ({error}): copy "
+            "the bundle there again, and apply again"
+        ) from error
+
+
+def verify(repository: Path, params: dict[str, Any]) -> None:
+    """Refuse a folder whose files are not those that the bundle was made with; root is about to install them."""
+    hashes = hashes_of(repository, params)
+    if not hashes and params["manifest"] is None:
+        return
+    held = {path.relative_to(repository).as_posix() for path in repository.rglob("*") if not path.is_dir()}
+    bad = [f"{name} is missing" for name in sorted(set(hashes) - held)]
+    # apt takes a compressed index before the one that it lies beside.
+    bad += [f"{name} is none of its files" for name in sorted(held - set(hashes))]
+    bad += [
+        f"the sha256 of {name} differs"
+        for name in sorted(held & set(hashes))
+        if digest(repository / name) != hashes[name]
+    ]
+    if bad:
+        raise PackageError(
+            f"the folder {repository} on {here()} is not as the bundle was made: {'; '.join(bad[:3])}, so nothing of "
+            "it was installed: run `ppdeploy bundle --verify --out FOLDER` where the bundle was copied from, make it "
+            "again if it is not whole there, and apply again"
+        )
+
+
+def digest(path: Path) -> str:
+    """Return the sha256 of a file, which may be large."""
+    found = hashlib.sha256()
+    with path.open("rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            found.update(block)
+    return found.hexdigest()
+
+
 def bring(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
     """Have the named packages as the repository has them; a check takes it that they are not there yet."""
     names, manager, repository = params["names"], params["manager"], params["repository"]
@@ -467,6 +561,7 @@ def bring(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
     changed = True
     if not check:
         folder_of(repository, manager)
+        verify(Path(repository), params)
         if manager == "apt":
             finish(params["lock_timeout"])
         changed = BRING[manager](names, Path(repository), params["lock_timeout"])
@@ -484,6 +579,8 @@ def act(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
     if not lacking or params["state"] == "told" or check:
         return {"changed": bool(lacking) and params["state"] == "present", "lacking": lacking}
     repository = folder_of(params["repository"], manager)
+    if repository is not None:
+        verify(repository, params)
     if manager == "apt":
         finish(params["lock_timeout"])
     INSTALL[manager](lacking, repository, params["lock_timeout"])
@@ -507,6 +604,8 @@ def main() -> None:
             "manager": {"type": "str", "choices": ["apt", "dnf"]},
             "allowed": {"type": "bool", "default": True},
             "repository": {"type": "path"},
+            "hashes": {"type": "dict", "default": {}},
+            "manifest": {"type": "path"},
             "lock_timeout": {"type": "int", "default": 600},
         },
         supports_check_mode=True,

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ppdeploy.bundle.commands import CommandError, run
+from ppdeploy.bundle.commands import CommandError, full_disk, run
 from ppdeploy.errors import InputError, PpdeployError
 
 INDEX = "Packages"
@@ -92,6 +92,9 @@ def run_apt(command: list[str], where: str) -> str:
             where=where,
             remedy="run `apt-get update` here, or add the archive that has it",
         )
+    full = full_disk(command[0], said)
+    if full is not None:
+        raise full
     # What follows a complaint tells its particulars, such as each hash that was looked for.
     told = [line for line in said.splitlines() if line.startswith(("E:", "W:", "Err:"))] or said.splitlines()
     raise PpdeployError(

@@ -199,6 +199,19 @@ def read_bundle(path: Path) -> Bundle:
         ) from error
 
 
+def folder_hashes(folder: Path, *, elsewhere: bool = False) -> dict[str, str]:
+    """Return the sha256 of each file of one folder of a bundle, such as `packages`, by its path below the folder.
+
+    As the manifest beside it says. A bundle that lies `elsewhere`, on the nodes, may have none here: then there are no
+    hashes. Raises InputError where it lies here and has none.
+    """
+    if elsewhere and not (folder.parent / MANIFEST).is_file():
+        return {}
+    begin = f"{folder.name}/"
+    files = read_bundle(folder.parent).files
+    return {file.path.removeprefix(begin): file.sha256 for file in files if file.path.startswith(begin)}
+
+
 def verify_bundle(bundle: Bundle, seen: Callable[[BundleFile], None] | None = None) -> None:
     """Hash every file of a bundle; InputError names the first one that is not what the manifest says."""
     for file in bundle.files:

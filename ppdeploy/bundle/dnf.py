@@ -15,8 +15,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppdeploy.bundle.commands import CommandError, run
+from ppdeploy.bundle.commands import CommandError, full_disk, run
 from ppdeploy.errors import InputError, PpdeployError
+
+INDEXER = "createrepo_c"
+"""Writes repodata."""
 
 STREAMS = Path("/etc/dnf/modules.d")
 """The module streams that are enabled on this machine, as dnf 4 keeps them."""
@@ -32,20 +35,23 @@ def program() -> str | None:
 
 def archives_have(name: str) -> bool:
     """Tell whether this machine's repositories have a package to install."""
-    found = _run([program() or "dnf", "--quiet", "repoquery", "--queryformat", "%{name}\n", name])
+    # It may have to take a repository's key.
+    found = _run([program() or "dnf", "--quiet", "--assumeyes", "repoquery", "--queryformat", "%{name}\n", name])
     return name in found.split()
 
 
 def require(where: str = "--packages") -> None:
     """Raise InputError, of our option `where`, where this machine lacks what `fetch` takes."""
-    if shutil.which("createrepo_c") is None:
+    if shutil.which(INDEXER) is None:
         raise InputError(
             "createrepo_c is missing on this machine, which writes the index of RPM packages",
             where=where,
             remedy="run `dnf install createrepo_c` here",
         )
     if os.geteuid() != 0:
-        raise InputError("dnf resolves packages for root alone", where=where, remedy="run it again with sudo")
+        # sudo by itself knows no virtual environment, and root has another cache, which is the folder without --out.
+        again = "sudo --preserve-env $(command -v ppdeploy) bundle ... --out DIR"
+        raise InputError("dnf resolves packages for root alone", where=where, remedy=f"run it again with `{again}`")
 
 
 def fetch(names: Sequence[str], folder: Path, options: Sequence[str] = (), *, where: str = "--packages") -> None:
@@ -69,7 +75,7 @@ def fetch(names: Sequence[str], folder: Path, options: Sequence[str] = (), *, wh
     finally:
         shutil.rmtree(work, ignore_errors=True)
     # Any dnf of these releases reads gzip.
-    _run(["createrepo_c", "--quiet", "--no-database", "--general-compress-type=gz", str(folder)], where)
+    _run([INDEXER, "--quiet", "--no-database", "--general-compress-type=gz", str(folder)], where)
 
 
 def _command(names: Sequence[str], work: Path, more: Sequence[str]) -> list[str]:
@@ -77,7 +83,7 @@ def _command(names: Sequence[str], work: Path, more: Sequence[str]) -> list[str]
     dnf = program() or "dnf"
     if _run([dnf, "--version"]).startswith("dnf5"):
         # dnf 5 looks for all of its configuration in the root.
-        own = ["--use-host-config"]
+        own = ["--use-host-config", "--setopt=skip_unavailable=0", "--setopt=skip_broken=0"]
     else:
         # dnf 4 looks there for repositories and variables only where there are any. The release it takes from the root,
         # unless it is told to take this machine's, or a variable says it.
@@ -88,6 +94,8 @@ def _command(names: Sequence[str], work: Path, more: Sequence[str]) -> list[str]
         "system_cachedir": f"{work}/cache",
         "destdir": f"{work}/files",
         "install_weak_deps": "0",
+        # A package that is not there is an error, whatever dnf.conf says.
+        "strict": "1",
         # A package may need a file that the shorter list of dnf 5 does not name.
         "optional_metadata_types": "filelists",
         # Nothing is installed: the signatures are checked, and the room for the files does not matter.
@@ -115,7 +123,17 @@ def _run(command: list[str], where: str = "--packages") -> str:
 
 
 def _explained(name: str, said: str, where: str) -> PpdeployError:
-    """Turn the words of dnf 4 or 5 into one sentence."""
+    """Turn the words of dnf 4 or 5, or of createrepo_c, into one sentence."""
+    full = full_disk(name, said)
+    if full is not None:
+        return full
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("[")]
+    if name == INDEXER:
+        return PpdeployError(
+            f"{name} cannot write the index of the system packages: {' '.join(lines[-3:])}",
+            where=where,
+            remedy="see what it says (`dnf upgrade createrepo_c` brings a newer one), then run it again",
+        )
     absent = re.findall(r"No match for argument: (\S+)", said)
     if absent:
         return InputError(
@@ -141,7 +159,6 @@ def _explained(name: str, said: str, where: str) -> PpdeployError:
             where=where,
             remedy="enable the repository that has it (on RHEL's kin often crb, or EPEL)",
         )
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("[")]
     return PpdeployError(
         f"{name} cannot fetch the system packages: {' '.join(lines[-3:])}",
         remedy="check this machine's network and repositories, then run it again",

@@ -14,6 +14,7 @@ from ppdeploy.bundle.content import (
     DRIVER,
     LOCKS,
     MANIFEST,
+    MODELS,
     PACKAGES,
     WHEELS,
     Bundle,
@@ -25,7 +26,7 @@ from ppdeploy.bundle.content import (
     sha256,
 )
 from ppdeploy.bundle.driver import DriverWish, fetch_driver, require_driver
-from ppdeploy.bundle.model import fetch_model
+from ppdeploy.bundle.model import fetch_model, model_path
 from ppdeploy.bundle.packages import fetch_packages, require_fetchable
 from ppdeploy.bundle.pip import fetch
 from ppdeploy.errors import BlockedError, InputError
@@ -80,36 +81,38 @@ def make_bundle(
     """Make the bundle of one or more locks in `out`, or return it when it is there already.
 
     The files come by pip as it is set up on this machine, `index_url` standing in for its index and
-    `extra_index_url` added to it. Work goes on in `OUT.partial`, which is kept when it is interrupted and
-    renamed to `out` when every hash was checked; a second run at the same time waits. `packages` are system packages,
-    fetched by this machine's package manager for nodes of the same release, and so is `driver`; `model` is one of a
-    hub. Raises InputError, BlockedError when the disk is too small, or PpdeployError from pip.
+    `extra_index_url` added to it. Work goes on in `OUT.partial`, whose wheels and models are kept when it is
+    interrupted, and which is renamed to `out` when every hash was checked; a second run at the same time waits.
+    `packages` are system packages, fetched by this machine's package manager for nodes of the same release, and so is
+    `driver`: both anew each time, since archives go on. `model` is one of a hub. The bundle's path is absolute. Raises
+    InputError, BlockedError when the disk is too small, or PpdeployError from pip.
     """
     wanted = [locks] if isinstance(locks, Lock) else list(locks)
-    folder = out or default_folder(wanted)
+    # apt and dnf take a relative folder for one of their own, and nodes know no folder of ours.
+    folder = (out or default_folder(wanted)).absolute()
     tell = progress or (lambda _: None)
     _require_writable(folder)
     with alone(folder, lambda: tell(Progress(0, 0, "waiting for another ppdeploy that makes the same bundle"))):
         held = _existing(folder)
-        if held is not None and _is_enough(held, wanted, packages, driver, model):
+        if held is not None and not packages and driver is None and _is_enough(held, wanted, model):
             return held
-        # Before some gigabytes of wheels are fetched.
+        # Before anything is fetched.
         if packages:
             require_fetchable(wanted[0].machine)
         if driver is not None:
             require_driver(driver)
         partial = folder.with_name(f"{folder.name}.partial")
+        _clear(partial)
         (partial / WHEELS).mkdir(parents=True, exist_ok=True)
-        if held is not None:
-            _take_over(held, partial)
-        _fill(partial, wanted, index_url, extra_index_url, tell)
+        kept = _take_over(held, partial, _anew(packages, driver, model)) if held is not None else ()
+        # Before some gigabytes of wheels: here it shows what this machine's archives lack.
         system = held.packages if held is not None else None
         if packages:
-            shutil.rmtree(partial / PACKAGES, ignore_errors=True)
             system = fetch_packages(packages, wanted[0].machine, partial, lambda doing: tell(Progress(0, 0, doing)))
         brought = held.driver if held is not None else None
         if driver is not None:
             brought = fetch_driver(driver, partial, lambda doing: tell(Progress(0, 0, doing)))
+        _fill(partial, wanted, index_url, extra_index_url, tell)
         models = {one.path: one for one in (held.models if held is not None else ())}
         if model is not None:
             made = fetch_model(
@@ -121,7 +124,8 @@ def make_bundle(
                 tell=lambda done, total, doing: tell(Progress(done, total, doing)),
             )
             models[made.path] = made
-        bundle = _write_manifest(partial, wanted, system, brought, list(models.values()))
+        bundle = _write_manifest(partial, wanted, system, brought, list(models.values()), kept)
+        _remove_unlisted(partial, bundle)
         _put_in_place(partial, folder)
     return bundle.at(folder)
 
@@ -181,15 +185,11 @@ def _fill(
             stray.unlink()
 
 
-def _is_enough(
-    held: Bundle, locks: Sequence[Lock], packages: Sequence[str], driver: DriverWish | None, model: ModelWish | None
-) -> bool:
-    """Tell whether a bundle has all that is asked for; what a branch of a hub names is asked anew."""
-    has_packages = held.packages is not None and set(packages) <= set(held.packages.names)
+def _is_enough(held: Bundle, locks: Sequence[Lock], model: ModelWish | None) -> bool:
+    """Tell whether a bundle has the wheels and the model; what a branch of a hub names is asked anew."""
     same = [one for one in held.models if model and one.repository == model.repository]
     has_model = model is None or any(one.commit == model.revision for one in same)
-    has_driver = driver is None or (held.driver is not None and held.driver.serves(driver.wanted))
-    return all(held.holds(lock) for lock in locks) and (not packages or has_packages) and has_driver and has_model
+    return all(held.holds(lock) for lock in locks) and has_model
 
 
 def _watch(done: int, total: int, doing: str, tell: Callable[[Progress], None]) -> Callable[[int], None]:
@@ -210,16 +210,19 @@ def _write_manifest(
     packages: BundlePackages | None,
     driver: BundledDriver | None,
     models: Sequence[BundleModel],
+    kept: Sequence[BundleFile],
 ) -> Bundle:
+    """Write what is there. A file that was kept has the hash that it was fetched with: it may be damaged since."""
     (partial / LOCKS).mkdir(exist_ok=True)
     wheels = {wheel.file: wheel for lock in locks for wheel in (*lock.wheels, uv_wheel(lock.machine))}
     files = [BundleFile(path=f"{WHEELS}/{w.file}", sha256=w.sha256, size=w.size) for w in wheels.values()]
     others = sorted(path for path in (partial / PACKAGES).rglob("*") if path.is_file()) if packages else []
     others += sorted(path for path in (partial / DRIVER).rglob("*") if path.is_file()) if driver else []
     others += [partial / one.path / name for one in models for name in one.files]
+    known = {file.path: file for file in kept}
     for path in others:
         name = path.relative_to(partial).as_posix()
-        files.append(BundleFile(path=name, sha256=sha256(path), size=path.stat().st_size))
+        files.append(known.get(name) or BundleFile(path=name, sha256=sha256(path), size=path.stat().st_size))
     for lock in locks:
         (partial / LOCKS / lock.path.name).write_text(lock.text, encoding="utf-8")
         size = len(lock.text.encode())
@@ -307,13 +310,53 @@ def _existing(folder: Path) -> Bundle | None:
     return open_bundle(folder)
 
 
-def _take_over(held: Bundle, partial: Path) -> None:
-    """Link what an older bundle has into the new one; wheels are checked there."""
+def _clear(partial: Path) -> None:
+    """Remove what an interrupted run left and nothing can be told of: all but wheels and models, which have hashes."""
+    for left in partial.iterdir() if partial.is_dir() else ():
+        if left.name not in (WHEELS, MODELS):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _anew(packages: Sequence[str], driver: DriverWish | None, model: ModelWish | None) -> tuple[str, ...]:
+    """Return the beginnings of the paths of what is fetched whatever an older bundle has of it."""
+    asked = {PACKAGES: bool(packages), DRIVER: driver is not None}
+    return (
+        *(f"{name}/" for name, wanted in asked.items() if wanted),
+        *([f"{model_path(model.repository)}/"] if model else []),
+    )
+
+
+def _take_over(held: Bundle, partial: Path, anew: tuple[str, ...]) -> list[BundleFile]:
+    """Link what an older bundle has into the new one; return what of it stays as it is.
+
+    Wheels, and a model that is asked for, are checked by their hashes there: what an interrupted run has fetched of
+    them goes before.
+    """
+    kept = []
     for file in held.files:
         target = partial / file.path
-        if not file.path.startswith(f"{LOCKS}/") and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(held.path / file.path, target)
+        stays = not file.path.startswith((f"{LOCKS}/", f"{WHEELS}/", *anew))
+        checked = file.path.startswith((f"{WHEELS}/", f"{MODELS}/"))
+        if not stays and (not checked or target.exists()):
+            continue
+        target.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(held.path / file.path, target)
+        if stays:
+            kept.append(file)
+    return kept
+
+
+def _remove_unlisted(partial: Path, bundle: Bundle) -> None:
+    """Remove what a bundle does not list, such as a model that an interrupted run began with."""
+    listed = {partial / name for name in (MANIFEST, *(file.path for file in bundle.files))}
+    # What lies in a folder comes before it.
+    for path in sorted(partial.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path not in listed:
+            path.unlink()
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:

@@ -14,6 +14,11 @@ from ppdeploy.manifest import ManifestFile, git_blob_sha1
 HUB = "https://huggingface.co"
 
 
+def model_path(repository: str) -> str:
+    """Return where a bundle has the model of a repository, below the bundle."""
+    return f"{MODELS}/{repository.rsplit('/', 1)[-1]}"
+
+
 def fetch_model(
     repository: str,
     revision: str | None,
@@ -31,7 +36,7 @@ def fetch_model(
     """
     hub = HubRepository(repository, revision, endpoint or HUB, token, "--model")
     commit, manifest = hub.manifest()
-    folder = partial / MODELS / repository.rsplit("/", 1)[-1]
+    folder = partial / model_path(repository)
     folder.mkdir(parents=True, exist_ok=True)
     lacking = [file for file in manifest.files if not _is_whole(folder, file)]
     total = manifest.total_bytes
@@ -57,7 +62,7 @@ def fetch_model(
     # The client keeps its notes about half-done files beside them.
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     return BundleModel(
-        path=f"{MODELS}/{folder.name}",
+        path=model_path(repository),
         repository=repository,
         commit=commit,
         files=tuple(f.path for f in manifest.files),

@@ -14,7 +14,7 @@ from rich.progress import Progress as ProgressBar
 from ppdeploy import bundle as bundles
 from ppdeploy import locks
 from ppdeploy.bundle.content import MANIFEST
-from ppdeploy.bundle.packages import archives_have, this_system
+from ppdeploy.bundle.packages import archives_have, require_fetchable, this_system
 from ppdeploy.cli.bundling_driver import driver_wish
 from ppdeploy.cli.options import Json
 from ppdeploy.cli.output import print_json, print_report, say
@@ -125,6 +125,8 @@ def _available(wanted: list[locks.Lock]) -> list[str]:
 
     Says what it leaves out. A pipeline that needs one of these is refused by name when it is planned.
     """
+    # Before this machine's repositories are asked, which takes dnf minutes.
+    require_fetchable(wanted[0].machine)
     system = this_system()
     of_system = [one for lock in wanted for one in system_packages(system, lock.python, lock.device)]
     names = list(dict.fromkeys(one.package for one in (*of_system, *bundled())))

@@ -33,14 +33,13 @@ from tests import rpms
 from tests.factories_driver import bare as facts_of
 from tests.lab.cluster import no_change
 from tests.lab.drivers import SMI, Driven, with_card
+from tests.lab.test_isolated_rpm import BREAK_DNF
 from tests.lab.watch import Watch
 from tests.wheels import Shelf
 
 KERNEL = platform.release()
 OLD, NEW = "580.95.05", "610.57.04"
 ROCKY = facts_of("rocky9").os.model_copy(update={"kernel": KERNEL, "machine": platform.machine()})
-BROKEN_REPOSITORY = "[internet]\nname=internet\nbaseurl=https://192.0.2.1/\nenabled=1\n"
-"""On the host: whoever reads it is counted, and waits."""
 
 
 class Mirror:
@@ -148,10 +147,7 @@ def driven(mirror: Mirror, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             play = {"name": "dnf", "hosts": "vllm", "gather_facts": False, "become": True}
             done = cluster.book("dnf", {**play, "tasks": [{"name": "Bring dnf", "ppdeploy_packages": bring}]})
             assert done.code == 0, done.said
-            cluster.out(
-                "node1",
-                f"mkdir -p /etc/yum.repos.d\ncat > /etc/yum.repos.d/internet.repo <<'END'\n{BROKEN_REPOSITORY}END",
-            )
+            cluster.out("node1", BREAK_DNF)
             yield cluster
     finally:
         lab.down()

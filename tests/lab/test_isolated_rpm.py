@@ -53,6 +53,12 @@ gpgkey=file://{key}
 """
 BROKEN_REPOSITORY = "[internet]\nname=internet\nbaseurl=https://192.0.2.1/\nenabled=1\n"
 """On every host: whoever reads it is counted, and waits."""
+BREAK_DNF = f"""\
+mkdir -p /etc/yum.repos.d /etc/dnf
+echo '{BROKEN_REPOSITORY}' > /etc/yum.repos.d/internet.repo
+echo '{BROKEN_REPOSITORY.replace("internet", "elsewhere")}' >> /etc/dnf/dnf.conf
+"""
+"""Commands by which a host has it, and another one in dnf's own configuration."""
 SERVICE = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
 WANTS = [
     {"package": "python3.11", "kind": "python", "value": "3.11"},
@@ -189,8 +195,7 @@ def isolated(site: Site, shelf: Shelf, bundle: Bundle, tmp_path_factory: pytest.
                 found.out(
                     node,
                     f"cat > /etc/os-release.new <<'END'\n{RELEASE}END\nmv /etc/os-release.new /etc/os-release\n"
-                    "mkdir -p /etc/yum.repos.d\n"
-                    f"cat > /etc/yum.repos.d/internet.repo <<'END'\n{BROKEN_REPOSITORY}END",
+                    + BREAK_DNF,
                 )
             yield found
     finally:
@@ -237,7 +242,7 @@ def test_the_bundle_is_a_repository_whose_every_file_is_listed(bundle: Bundle) -
 
 
 def test_another_dnf_is_waited_for_and_named(isolated: Isolated) -> None:
-    slow = "systemd-run --quiet --unit=holder dnf --assumeyes --setopt=reposdir=/nowhere install /srv/loose/slow-*.rpm"
+    slow = "systemd-run --quiet --unit=holder dnf --assumeyes '--disablerepo=*' install /srv/loose/slow-*.rpm"
     isolated.out("node1", slow)
     isolated.out(
         "node1", "for i in $(seq 100); do test -e /var/lib/dnf/rpmdb_lock.pid && exit; sleep 0.1; done; exit 1"
@@ -269,7 +274,7 @@ def test_both_hosts_install_from_the_bundle_and_no_repository_of_theirs_is_read(
 def test_an_older_bundle_takes_nothing_back(isolated: Isolated, tmp_path: Path) -> None:
     assert isolated.shelf is not None
     older = make_bundle(isolated.shelf.lock(), tmp_path / "older", packages=["base-devel"])
-    isolated.out("node1", "dnf --assumeyes --setopt=reposdir=/nowhere install /srv/loose/base-3-*.rpm")
+    isolated.out("node1", "dnf --assumeyes '--disablerepo=*' install /srv/loose/base-3-*.rpm")
     want = {"package": "base-devel", "kind": "program", "value": "base-devel"}
     more = {"vllm_install_bundle": str(older.path), "vllm_install_packages_needed": True}
     done = install(isolated, "older", vllm_install_packages=[want], **more)

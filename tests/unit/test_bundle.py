@@ -29,7 +29,8 @@ from ppdeploy.bundle import (
 )
 from ppdeploy.bundle import make as making
 from ppdeploy.bundle.alone import alone
-from ppdeploy.bundle.content import BundlePackages, check_model
+from ppdeploy.bundle.commands import CommandError
+from ppdeploy.bundle.content import BundlePackages, check_model, folder_hashes
 from ppdeploy.errors import BlockedError, InputError, PpdeployError
 from ppdeploy.locks import Wheel
 from ppdeploy.manifest import folder_manifest
@@ -353,24 +354,44 @@ def test_other_bytes_than_the_hub_names_are_refused(shelf: Shelf, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_system_packages_come_with_what_they_need_and_an_index(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """apt and dpkg-deb are stood in for here; `tests/lab/test_isolated.py` has the real ones."""
+class Apt:
+    """Stands in for apt and dpkg-deb: leaves what is in `debs`. `tests/lab/test_isolated.py` has the real ones."""
 
-    def run(command: list[str]) -> str:
+    def __init__(self) -> None:
+        self.debs = {"python3.11_1_amd64.deb": b"deb", "libexpat1_1_amd64.deb": b"deb"}
+        self.installs: list[list[str]] = []
+
+    def __call__(self, command: list[str]) -> str:
         if command[0] == "dpkg-deb":
             return f"Package: {Path(command[-1]).name.split('_')[0]}\nVersion: 1\n"
-        assert command[-3:] == ["install", "python3.11", "libnuma1"]
-        archives = next(word for word in command if word.startswith("Dir::Cache::archives="))
-        for name in ("python3.11_1_amd64.deb", "libexpat1_1_amd64.deb"):
-            Path(archives.partition("=")[2], name).write_bytes(b"deb")
+        self.installs.append(command)
+        archives = Path(next(word for word in command if "Dir::Cache::archives=" in word).partition("=")[2])
+        # apt takes another one for a folder below its own.
+        assert archives.is_absolute()
+        for name, content in self.debs.items():
+            (archives / name).write_bytes(content)
         return ""
 
-    monkeypatch.setattr(apt, "run", run)
+
+@pytest.fixture
+def debian(monkeypatch: pytest.MonkeyPatch) -> Apt:
+    """This machine as one with Debian 12."""
+    found = Apt()
+    monkeypatch.setattr(apt, "run", found)
     monkeypatch.setattr(packages, "this_system", lambda: make_facts("node1").os)
-    shutil.copytree(shelf.links, tmp_path / "out.partial" / "wheels")
-    bundle = make_bundle(shelf.lock(), tmp_path / "out", packages=["python3.11", "libnuma1"])
+    return found
+
+
+def filled(shelf: Shelf, out: Path) -> Path:
+    """Leave all wheels beside a bundle that is to be: pip has nothing to do."""
+    shutil.copytree(shelf.links, out.with_name(f"{out.name}.partial") / "wheels")
+    return out
+
+
+def test_system_packages_come_with_what_they_need_and_an_index(shelf: Shelf, tmp_path: Path, debian: Apt) -> None:
+    out = filled(shelf, tmp_path / "out")
+    bundle = make_bundle(shelf.lock(), out, packages=["python3.11", "libnuma1"])
+    assert debian.installs[0][-3:] == ["install", "python3.11", "libnuma1"]
     assert bundle.packages is not None
     assert (bundle.packages.system, bundle.packages.names) == ("debian 12", ("python3.11", "libnuma1"))
     # A bundle of before there were others does not say that its packages are apt's.
@@ -381,8 +402,116 @@ def test_system_packages_come_with_what_they_need_and_an_index(
     assert f"Package: libexpat1\nVersion: 1\nFilename: ./libexpat1_1_amd64.deb\nSize: 3\nSHA256: {sha256}\n\n" in index
     assert {file.path for file in bundle.files} >= {"packages/Packages", "packages/python3.11_1_amd64.deb"}
     verify_bundle(open_bundle(bundle.path))
-    monkeypatch.setattr(apt, "run", lambda _: pytest.fail("apt was run"))
-    assert make_bundle(shelf.lock(), tmp_path / "out", packages=["libnuma1"]) == bundle
+    # Without the option they stay as they are.
+    assert make_bundle(shelf.lock(), out) == bundle
+    assert len(debian.installs) == 1
+
+
+def test_the_hashes_of_one_folder_are_the_manifests(shelf: Shelf, tmp_path: Path, debian: Apt) -> None:
+    folder = filled(shelf, tmp_path / "out") / "packages"
+    make_bundle(shelf.lock(), tmp_path / "out", packages=["python3.11"])
+    assert sorted(folder_hashes(folder)) == sorted(["Packages", *debian.debs])
+    assert folder_hashes(folder)["libexpat1_1_amd64.deb"] == hashlib.sha256(b"deb").hexdigest()
+    assert folder_hashes(folder, elsewhere=True) == folder_hashes(folder)
+    # Of a bundle on the nodes there may be nothing here.
+    assert folder_hashes(tmp_path / "none" / "packages", elsewhere=True) == {}
+    with pytest.raises(InputError, match="the bundle folder does not exist"):
+        folder_hashes(tmp_path / "none" / "packages")
+
+
+def test_system_packages_are_fetched_anew_each_time(
+    shelf: Shelf, tmp_path: Path, debian: Apt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a bundle that is too old for a node, or of another release, is mended by making it again."""
+    out = filled(shelf, tmp_path / "out")
+    make_bundle(shelf.lock(), out, packages=["python3.11"])
+    monkeypatch.setattr(making, "fetch", lambda *_, **__: pytest.fail("pip was run"))
+    debian.debs = {"python3.11_2_amd64.deb": b"newer"}
+    again = make_bundle(shelf.lock(), out, packages=["python3.11"])
+    assert sorted(path.name for path in (out / "packages").iterdir()) == ["Packages", "python3.11_2_amd64.deb"]
+    verify_bundle(open_bundle(out))
+    other = make_facts("node1").os.model_copy(update={"version_id": "13"})
+    monkeypatch.setattr(packages, "this_system", lambda: other)
+    made = make_bundle(shelf.lock(), out, packages=["python3.11"]).packages
+    assert again.packages is not None
+    assert made == again.packages.model_copy(update={"system": "debian 13"})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "E: You don't have enough free space in /srv/b.partial/packages/.",
+        "E: Failed to fetch http://x/a.deb  Error writing to file - write (28: No space left on device)",
+    ],
+)
+def test_a_disk_that_apt_fills_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str) -> None:
+    def full(_: list[str]) -> str:
+        raise CommandError("", said)
+
+    monkeypatch.setattr(apt, "run", full)
+    with pytest.raises(BlockedError, match=r"apt-get found no room on this machine's disk .*: E: .*: free some space"):
+        apt.fetch(["gcc"], tmp_path)
+
+
+def test_a_relative_folder_is_made_absolute(
+    shelf: Shelf, tmp_path: Path, debian: Apt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    filled(shelf, tmp_path / "out")
+    bundle = make_bundle(shelf.lock(), Path("out"), packages=["python3.11"])
+    assert bundle.path == tmp_path / "out"
+    assert make_bundle(shelf.lock(), Path("out")).path == tmp_path / "out"
+    assert len(debian.installs) == 1
+
+
+def test_what_an_interrupted_run_left_of_another_release_is_in_no_bundle(
+    shelf: Shelf, tmp_path: Path, debian: Apt
+) -> None:
+    out = filled(shelf, tmp_path / "out")
+    bundle = make_bundle(shelf.lock(), out, packages=["python3.11"])
+    partial = tmp_path / "out.partial"
+    for name in (
+        *("packages/python3.11_1_amd64.deb", "packages/libssl3_9_amd64.deb", "driver/nvidia-open_1_amd64.deb"),
+        *("packages.dnf/files/a-1.rpm", "driver.dnf/root/etc/x", "models/tiny/config.json", "manifest.json"),
+    ):
+        (partial / name).parent.mkdir(parents=True, exist_ok=True)
+        (partial / name).write_bytes(b"of another release")
+    # Another lock, so that it is made again, and what it has is kept.
+    locks = [shelf.lock(), shelf.lock(name="vllm-cpu-0.32.0-other", installed_bytes=2000)]
+    again = make_bundle(locks, out)
+    assert again.packages == bundle.packages
+    found = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert found == {"manifest.json", *(file.path for file in again.files)}
+    assert {path.name for path in out.iterdir()} == {"locks", "manifest.json", "packages", "wheels"}
+    verify_bundle(open_bundle(out))
+    assert len(debian.installs) == 1
+
+
+def test_what_a_model_and_packages_are_kept_as_is_what_was_fetched(shelf: Shelf, tmp_path: Path, debian: Apt) -> None:
+    """A byte that flipped since must not become what the next manifest names."""
+    out = filled(shelf, tmp_path / "out")
+    make_bundle(shelf.lock(), out, packages=["python3.11"])
+    (out / "packages" / "libexpat1_1_amd64.deb").write_bytes(b"bed")
+    make_bundle([shelf.lock(), shelf.lock(name="vllm-cpu-0.32.0-other", installed_bytes=2000)], out)
+    with pytest.raises(InputError, match=r"libexpat1_1_amd64\.deb is not the file that the bundle was made with"):
+        verify_bundle(open_bundle(out))
+    make_bundle(shelf.lock(), out, packages=["python3.11"])
+    verify_bundle(open_bundle(out))
+    assert len(debian.installs) == 2
+
+
+def test_packages_come_before_the_wheels(
+    shelf: Shelf, tmp_path: Path, debian: Apt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "fetch", lambda *_, **__: pytest.fail("pip was run"))
+
+    def lacks(_: list[str]) -> str:
+        raise CommandError("", "E: Unable to locate package nope")
+
+    monkeypatch.setattr(apt, "run", lacks)
+    with pytest.raises(InputError, match="this machine's archives have no package nope"):
+        make_bundle(shelf.lock(), tmp_path / "out", packages=["nope"])
+    assert debian.installs == []
 
 
 def test_a_machine_of_another_kind_fetches_no_system_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

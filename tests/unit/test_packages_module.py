@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from plugins.modules import ppdeploy_packages as module
+from tests import rpms
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 GCC = {"package": "gcc", "kind": "program", "value": "gcc-of-nobody,cc-of-nobody"}
@@ -22,6 +25,7 @@ SHELL = {"package": "dash", "kind": "program", "value": "no-such-shell,sh"}
 def act(*wants: dict[str, str], check: bool = False, **params: Any) -> dict[str, Any]:
     """Run it as Ansible would."""
     known = {"state": "present", "manager": "apt", "allowed": True, "repository": None, "lock_timeout": 3, "names": []}
+    known |= {"hashes": {}, "manifest": None}
     return module.act({**known, "wants": list(wants), **params}, check=check)
 
 
@@ -184,15 +188,27 @@ def test_apt_finds_a_folder_with_a_space_in_its_name() -> None:
         folder = Path(name, "my bundle")
         folder.mkdir(mode=0o755)
         (folder / "Packages").write_text("")
-        with pytest.raises(module.PackageError, match=r"the folder .*/my bundle on .* have no ppdeploy-nothing"):
+        with pytest.raises(
+            module.PackageError, match=r"the folder .*/my bundle on .* has no ppdeploy-nothing: make the"
+        ):
             act(want, repository=str(folder))
 
 
 def test_dnf_installs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = Programs(monkeypatch, dnf=(1, "Error: No match for argument: gcc\n"))
-    with pytest.raises(module.PackageError, match=r"the repositories in /etc/yum.repos.d on .* have no gcc"):
+    with pytest.raises(
+        module.PackageError, match=r"the repositories in /etc/yum.repos.d on .* have no gcc: add the one"
+    ):
         act(GCC, manager="dnf")
-    assert programs.run == ["dnf --assumeyes --setopt=install_weak_deps=0 --setopt=exit_on_lock=1 install gcc"]
+    settings = "--setopt=install_weak_deps=0 --setopt=exit_on_lock=1 --setopt=strict=1"
+    assert programs.run == [f"dnf --assumeyes {settings} install gcc"]
+
+
+def test_dnf_5_skips_nothing_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "dnf5").touch()
+    (tmp_path / "dnf").symlink_to("dnf5")
+    monkeypatch.setattr(module, "program", lambda name: str(tmp_path / name))
+    assert {"--setopt=strict=1", "--setopt=skip_unavailable=0", "--setopt=skip_broken=0"} <= set(module.dnf())
 
 
 class Dnf:
@@ -280,11 +296,36 @@ def test_a_folder_of_packages_is_dnfs_only_repository(
     assert asked == [*done[:-2], "--assumeno", *done[-2:]]
     assert done[-2:] == ["install", "gcc"]
     assert "--setopt=plugins=0" in done
+    assert "--repo=ppdeploy-bundle" in done
     for name in ("reposdir", "cachedir", "system_cachedir"):
         assert any(word.startswith(f"--setopt={name}=/") for word in done)
     assert f"baseurl=file://{folder.replace(' ', '%20')}\n" in program.list
     assert "gpgcheck=0\n" in program.list
     assert f"gpgkey=file://{keys}/RPM-GPG-KEY-one file://{keys}/RPM-GPG-KEY-two\n" in program.list
+
+
+@pytest.mark.skipif(shutil.which("dnf") is None or os.geteuid() != 0, reason="dnf installs for root alone")
+def test_real_dnf_knows_the_folder_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A repository in dnf.conf is not asked, and no setting there hides that a package is lacking."""
+    folder, etc, root = tmp_path / "my bundle", tmp_path / "etc", tmp_path / "root"
+    for made in (folder, etc / "dnf", root):
+        made.mkdir(parents=True)
+    rpms.build(tmp_path, "thing", "1", {"/usr/share/thing": "x"}).rename(folder / "thing.rpm")
+    rpms.index(folder)
+    other = "[internet]\nname=internet\nbaseurl=http://127.0.0.1:9/\nenabled=1\ntimeout=2\nretries=1\n"
+    (etc / "dnf" / "dnf.conf").write_text(f"[main]\nstrict=0\nskip_if_unavailable=0\n{other}")
+    run = module.run
+
+    def elsewhere(argv: list[str], **more: str) -> tuple[int, str]:
+        words = [argv[0], f"--installroot={root}", f"--config={etc}/dnf/dnf.conf", "--releasever=9", *argv[1:]]
+        return run(rpms.on_a_machine_with(etc, words), **more)
+
+    monkeypatch.setattr(module, "run", elsewhere)
+    with pytest.raises(module.PackageError, match="no nope"):
+        module.install_with_dnf(["thing", "nope"], folder, 3)
+    assert module.bring_with_dnf(["thing"], folder, 3)
+    assert (root / "usr/share/thing").read_text() == "x"
+    assert not module.bring_with_dnf(["thing"], folder, 3)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +352,7 @@ def test_a_bundle_puts_no_older_packages_in_the_place_of_a_nodes(
     [
         (
             "Problem: conflicting requests\n  - nothing provides libx.so needed by gcc-1-1.x86_64 from a\n",
-            r"gcc could not be installed on \S+: the folder /.* have no libx\.so, which gcc-1-1\.x86_64 needs: add",
+            r"gcc could not be installed on \S+: the folder /.* has no libx\.so, which gcc-1-1\.x86_64 needs: make the",
         ),
         (
             (
@@ -387,6 +428,86 @@ def test_the_lock_of_rpms_database_has_an_owner(monkeypatch: pytest.MonkeyPatch,
         holder.communicate("\n")
 
 
+# ---- that they are as the bundle was made ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A bundle on the node, and the hashes of its packages."""
+    folder = tmp_path / "bundle" / "packages"
+    folder.mkdir(parents=True)
+    indexed(folder)
+    (folder / "gcc.deb").write_bytes(b"deb")
+    names = ("Packages", "repodata/repomd.xml", "gcc.deb")
+    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    files = [{"path": f"packages/{name}", "sha256": sha256} for name, sha256 in hashes.items()]
+    other = {"path": "wheels/x.whl", "sha256": "0" * 64}
+    (folder.parent / "manifest.json").write_text(json.dumps({"files": [*files, other]}))
+    return folder, hashes
+
+
+@pytest.mark.parametrize("on_node", [False, True])
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda folder: (folder / "gcc.deb").write_bytes(b"bed"), r"the sha256 of gcc\.deb differs"),
+        (
+            lambda folder: (folder / "repodata/repomd.xml").write_bytes(b"x"),
+            r"the sha256 of repodata/repomd\.xml differs",
+        ),
+        (lambda folder: (folder / "gcc.deb").unlink(), r"gcc\.deb is missing"),
+        (lambda folder: (folder / "Packages.xz").touch(), r"Packages\.xz is none of its files"),
+    ],
+)
+def test_packages_that_are_not_the_bundles_are_not_installed(
+    monkeypatch: pytest.MonkeyPatch, whole: Any, damage: Any, told: str, by_name: bool, on_node: bool
+) -> None:
+    folder, hashes = whole
+    programs = Programs(monkeypatch)
+    damage(folder)
+    manifest = str(folder.parent / "manifest.json") if on_node else None
+    params = {"repository": str(folder), "hashes": {} if on_node else hashes, "manifest": manifest}
+    sentence = rf"{folder} on \S+ is not as the bundle was made: {told}, so nothing of it was installed: run `ppdeploy"
+    with pytest.raises(module.PackageError, match=sentence):
+        act(*([] if by_name else [GCC]), names=["gcc"] if by_name else [], **params)
+    assert programs.run == []
+
+
+@pytest.mark.parametrize("on_node", [False, True])
+def test_packages_that_are_the_bundles_are_installed(
+    monkeypatch: pytest.MonkeyPatch, whole: Any, on_node: bool
+) -> None:
+    folder, hashes = whole
+    Programs(monkeypatch, **{"--simulate": (0, "Inst gcc\n")})
+    manifest = str(folder.parent / "manifest.json") if on_node else None
+    assert act(names=["gcc"], repository=str(folder), hashes={} if on_node else hashes, manifest=manifest)["changed"]
+
+
+def test_what_the_controller_knows_comes_before_the_manifest_on_the_node(
+    monkeypatch: pytest.MonkeyPatch, whole: Any
+) -> None:
+    folder, hashes = whole
+    Programs(monkeypatch)
+    manifest = str(folder.parent / "manifest.json")
+    with pytest.raises(module.PackageError, match=r"the sha256 of gcc\.deb differs"):
+        act(GCC, repository=str(folder), hashes={**hashes, "gcc.deb": "0" * 64}, manifest=manifest)
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"files": [1]}'])
+def test_a_bundle_on_the_node_without_a_manifest_is_refused(
+    monkeypatch: pytest.MonkeyPatch, whole: Any, text: str | None
+) -> None:
+    folder, _ = whole
+    Programs(monkeypatch)
+    manifest = folder.parent / "manifest.json"
+    manifest.unlink() if text is None else manifest.write_text(text)
+    with pytest.raises(
+        module.PackageError, match=r"manifest\.json on \S+ does not say which packages .*: copy the bundle"
+    ):
+        act(GCC, repository=str(folder), manifest=str(manifest))
+
+
 # ---- packages by name ------------------------------------------------------------------------------------------------
 
 
@@ -409,6 +530,23 @@ def test_named_packages_come_from_the_folder_also_where_they_are_held(
         # By the one apt resolves to other versions, by the other it goes on with them.
         assert "--ignore-hold --allow-change-held-packages" in line
         assert "Dir::Etc::sourceparts=-" in line
+
+
+@pytest.mark.parametrize(
+    ("manager", "said"),
+    [("apt", "E: Unable to locate package nvidia-open"), ("dnf", "No match for argument: nvidia-open\n")],
+)
+def test_a_bundle_without_what_is_asked_of_it_is_to_be_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, manager: str, said: str
+) -> None:
+    Programs(monkeypatch, install=(1, said))
+    again = "make the bundle again with `ppdeploy bundle {}` on a machine of the node's release, or install it by hand"
+    with pytest.raises(module.PackageError) as refused:
+        brought(tmp_path, manager=manager)
+    assert f" has no nvidia-open: {again.format('--nvidia-driver')}, and apply again" in str(refused.value)
+    with pytest.raises(module.PackageError) as refused:
+        act({**GCC, "package": "nvidia-open"}, repository=str(tmp_path), manager=manager)
+    assert f" has no nvidia-open: {again.format('--packages')}, and apply again" in str(refused.value)
 
 
 def test_where_all_is_there_nothing_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

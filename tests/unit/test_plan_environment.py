@@ -10,7 +10,7 @@ import pytest
 from ppdeploy.bundle import content
 from ppdeploy.errors import BlockedError, InputError
 from ppdeploy.facts import NodeFacts, OperatingSystem, Python
-from ppdeploy.plan.environment import choose_lock, installable, system_packages
+from ppdeploy.plan.environment import PYTHONS, choose_lock, installable, system_packages
 from ppdeploy.plan.types import FirewallPlan, NodePlan
 from ppdeploy.play import venv_slice
 from tests.factories import make_cluster, make_facts
@@ -27,6 +27,12 @@ def system(name: str, version: str, *kin: str) -> OperatingSystem:
 
 UBUNTU_22 = system("ubuntu", "22.04", "debian")
 ROCKY_9 = system("rocky", "9.4", "rhel", "centos", "fedora")
+
+
+@pytest.mark.parametrize("name", PYTHONS)
+def test_what_installs_packages_is_known_of_every_system_whose_pythons_are(name: str) -> None:
+    """By the system's own name: its os-release may name no kin."""
+    assert system(name, "1").package_manager is not None
 
 
 def nodes(*pairs: tuple[OperatingSystem, str]) -> dict[str, NodeFacts]:

@@ -5,6 +5,7 @@ Starting Ansible takes longer than what it does here, so one run has several pla
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -134,3 +135,28 @@ def test_a_bundle_that_does_not_fit_is_told_before_the_node_is_touched(node: Nod
         assert "is no bundle of" in output
         assert "`ppdeploy bundle`" in output
         assert not node.root.exists()
+
+
+def test_packages_that_changed_since_the_bundle_was_made_are_not_installed(node: Node) -> None:
+    """Copied, or where they lie on the node: with the controller's manifest, and with that of the node alone."""
+    folder = node.bundle / "packages"
+    folder.mkdir()
+    manifest = json.loads((node.bundle / "manifest.json").read_text())
+    for name in ("Packages", "ppdeploy-nothing_1_all.deb"):
+        (folder / name).write_text(name)
+        sha256 = hashlib.sha256(name.encode()).hexdigest()
+        manifest["files"].append({"path": f"packages/{name}", "sha256": sha256, "size": len(name)})
+    (node.bundle / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "ppdeploy-nothing_1_all.deb").write_text("another")
+    want = {"package": "ppdeploy-nothing", "kind": "program", "value": "ppdeploy-nothing"}
+    wants: dict[str, Any] = {
+        "vllm_install_packages": [want],
+        "vllm_install_packages_from": "bundle",
+        "vllm_install_package_manager": "apt",
+    }
+    sentence = "the sha256 of ppdeploy-nothing_1_all.deb differs, so nothing of it was installed"
+    for on_node in (False, True):
+        code, said = node.run(node.play("told", tasks_from="packages", vllm_install_bundle_on_node=on_node, **wants))
+        assert code != 0
+        assert sentence in " ".join(said["told"].split()), said["told"]
+        assert f"the folder {folder if on_node else node.root}" in " ".join(said["told"].split())
