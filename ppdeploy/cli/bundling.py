@@ -177,11 +177,17 @@ def _report(made: bundles.Bundle, *, as_json: bool) -> None:
 
 def _there(out: Path | None) -> bundles.Bundle | None:
     """Return the bundle that lies in a folder already, None where there is none; InputError where a file lies there."""
-    if out is not None and out.exists() and not out.is_dir():
-        raise InputError(
-            f"{out} is a file, no folder", where="--out", remedy="name a folder, or one that is to be made"
-        )
-    return bundles.read_bundle(out.absolute()) if out is not None and (out / MANIFEST).is_file() else None
+    if out is None:
+        return None
+    try:
+        is_file, is_bundle = out.exists() and not out.is_dir(), (out / MANIFEST).is_file()
+    except OSError:
+        # One that cannot be looked at cannot be written either, which is said with the reason.
+        return None
+    if is_file:
+        remedy = "name a folder, or one that is to be made"
+        raise InputError(f"{out} is a file, no folder", where="--out", remedy=remedy)
+    return bundles.read_bundle(out.absolute()) if is_bundle else None
 
 
 def _held(there: bundles.Bundle | None) -> list[locks.Lock]:

@@ -273,6 +273,11 @@ def test_a_bundle_of_another_version_is_told_with_the_way_on(
     assert command("bundle", "--out", tmp_path, "--nvidia-driver", "nvidia", "--python", "3.12").code == 0
 
 
+def test_a_folder_that_cannot_be_looked_at_is_left_to_the_making(command: Command, made: list[Any]) -> None:
+    assert command("bundle", "--device", "cpu", "--out", "x" * 300).code == 0
+    assert [out for _, out, _ in made] == [Path("x" * 300)]
+
+
 @pytest.mark.parametrize("name", ["out", "manifest.json"])
 def test_a_file_in_the_place_of_the_bundle_is_refused_and_nothing_is_left(
     command: Command, made: list[Any], tmp_path: Path, name: str
