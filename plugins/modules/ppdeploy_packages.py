@@ -123,6 +123,10 @@ KEYS = Path("/etc/pki/rpm-gpg")
 RPM_LOCKS = ("/usr/lib/sysimage/rpm/.rpm.lock", "/var/lib/rpm/.rpm.lock")
 
 
+# A driver's own packages, of which a new one may take the place of an old one (HELD of ppdeploy/plan/driver.py).
+OF_DRIVER = re.compile(r"nvidia|^libcuda\d|^cuda-drivers")
+
+
 class PackageError(Exception):
     """A sentence for the user: what is wrong, where, what to do."""
 
@@ -200,14 +204,20 @@ def half_installed() -> list[str]:
     return sorted(row[0] for row in rows if len(row) == 2 and row[1] not in SETTLED)
 
 
-def finish(lock_timeout: int) -> None:
-    """End what an interrupted installation left; PackageError naming what does not end."""
-    broken = half_installed()
-    if not broken:
+def finish(lock_timeout: int, repository: Path | None = None) -> None:
+    """End what an interrupted installation left, by one folder alone where it is given.
+
+    PackageError naming what does not end.
+    """
+    if not half_installed():
         return
     run(["dpkg", "--configure", "-a", "--force-confold"])
     if half_installed():
-        run([*apt(lock_timeout), "install", "--fix-broken"])
+        with contextlib.ExitStack() as stack:
+            options = stack.enter_context(apt_from(repository)) if repository else []
+            if repository:
+                run([*apt(lock_timeout, *options), "update"])
+            run([*apt(lock_timeout, *options), "install", "--fix-broken"])
     still = half_installed()
     if still:
         raise PackageError(
@@ -243,6 +253,10 @@ def apt_from(repository: Path) -> Iterator[list[str]]:
         # apt reads as a user of its own, who must be able to come here.
         Path(work).chmod(0o755)
         yield [word for option in options for word in ("--option", option)]
+
+
+# What apt says of a package whose wants cannot be met, on lines without its `E:`.
+UNMET = r"^ (\S+) : ((?:Pre-?Depends|Depends|Conflicts|Breaks): .+?)\s*$"
 
 
 class Source(NamedTuple):
@@ -295,8 +309,17 @@ def bring_with_apt(packages: list[str], repository: Path, lock_timeout: int) -> 
             status, said = run([*begin, *command])
             if status:
                 raise PackageError(why(packages, said, folder_source(repository, DRIVER)))
-            if "--simulate" in command and not re.search(r"^(Inst|Conf|Remv) ", said, re.MULTILINE):
-                return False
+            if "--simulate" in command:
+                if not re.search(r"^(Inst|Conf|Remv) ", said, re.MULTILINE):
+                    return False
+                # To have its way apt removes what a package of the folder does not go with, held or not.
+                lost = [name for name in re.findall(r"^Remv (\S+)", said, re.MULTILINE) if not OF_DRIVER.search(name)]
+                if lost:
+                    raise PackageError(
+                        f"{', '.join(packages)} cannot be installed on {here()} from {repository} without the removal "
+                        f"of {', '.join(lost)}: upgrade or remove that there yourself, or make the bundle again on a "
+                        "machine that has its release's updates, and apply again"
+                    )
     return True
 
 
@@ -466,6 +489,12 @@ def why(packages: list[str], said: str, source: Source) -> str:
             f"{names} could not be installed on {here()}: {source.name} {source.has} no {lost}: {source.remedy}, and "
             "apply again"
         )
+    unmet = re.findall(UNMET, said, re.MULTILINE)
+    if unmet:
+        told = "; ".join(f"{package} {relation}" for package, relation in unmet)[:400]
+        return (
+            f"{names} could not be installed on {here()} from {source.name}: {told}: {source.remedy}, and apply again"
+        )
     lines = [line.strip() for line in said.splitlines() if re.match(r"\s*(E:|Err:|Error|dpkg: error)", line)]
     reason = re.search(DNF_REASON, said, re.MULTILINE | re.DOTALL)
     lines = reason.group(1).split() if reason else lines
@@ -563,7 +592,7 @@ def bring(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
         folder_of(repository, manager)
         verify(Path(repository), params)
         if manager == "apt":
-            finish(params["lock_timeout"])
+            finish(params["lock_timeout"], Path(repository))
         changed = BRING[manager](names, Path(repository), params["lock_timeout"])
     return {"changed": changed, "lacking": names if changed else []}
 
@@ -582,7 +611,7 @@ def act(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
     if repository is not None:
         verify(repository, params)
     if manager == "apt":
-        finish(params["lock_timeout"])
+        finish(params["lock_timeout"], Path(params["repository"]) if params["repository"] else None)
     INSTALL[manager](lacking, repository, params["lock_timeout"])
     still = [want["package"] for want in params["wants"] if not is_there(want)]
     if still:

@@ -27,6 +27,13 @@ NO_CACHE: Mapping[str, str] = {"Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgca
 """Options by which apt leaves this machine's own caches alone."""
 
 
+_UNMET = r"^ (\S+) : ((?:Pre-?Depends|Depends|Conflicts|Breaks): .+?)\s*$"
+"""What apt says of a package whose wants cannot be met, on stdout and without its `E:`."""
+
+_ANOTHER_WAY = {"--nvidia-driver": ", or name a mirror with --nvidia-repository and --nvidia-repository-key"}
+"""Our options beside which there is another source."""
+
+
 def require() -> None:
     """Find nothing missing: apt and dpkg-deb are on every machine of theirs, and resolve for any user."""
 
@@ -84,7 +91,14 @@ def run_apt(command: list[str], where: str) -> str:
     try:
         return run(command)
     except CommandError as failed:
-        said = failed.said
+        said, everything = failed.said, failed.everything
+    unmet = re.findall(_UNMET, everything, re.MULTILINE)
+    if unmet:
+        raise InputError(
+            f"this machine's archives have not all that is needed: {'; '.join(' '.join(one) for one in unmet)}",
+            where=where,
+            remedy="bring this machine's sources up to date (`apt-get update`), or add the archive that has it",
+        )
     absent = re.findall(r"Unable to locate package (\S+)|Package '?(\S+?)'? has no installation candidate", said)
     if absent:
         raise InputError(
@@ -96,8 +110,11 @@ def run_apt(command: list[str], where: str) -> str:
     if full is not None:
         raise full
     # What follows a complaint tells its particulars, such as each hash that was looked for.
-    told = [line for line in said.splitlines() if line.startswith(("E:", "W:", "Err:"))] or said.splitlines()
+    lines = said.splitlines()
+    wrong = [line for line in lines if line.startswith(("E:", "Err:"))]
+    told = wrong or [line for line in lines if line.startswith("W:")] or lines
     raise PpdeployError(
-        f"{command[0]} cannot fetch the system packages: {' '.join(told[-3:])}",
-        remedy="check this machine's network and archives, then run it again",
+        f"{Path(command[0]).name} cannot fetch the packages: {' '.join(told[-3:])}",
+        where=where,
+        remedy=f"check this machine's network and archives, then run it again{_ANOTHER_WAY.get(where, '')}",
     )

@@ -443,7 +443,8 @@ def _install(place: _Place, reason: str) -> DriverPlan:
         cards=len(place.cards) or len(place.facts.gpus),
         packages=_packages(place, platform, source),
         stream=stream_of(platform, branch) if source == "nvidia" and not place.from_bundle else "",
-        finish=bool(state.broken),
+        # With a bundle it is ended by its packages, not by what happens to be there.
+        finish=bool(state.broken) and not place.from_bundle,
         # A driver that was there before has a module for no kernel that was not there when it came.
         rebuild=tuple(kernel for kernel in place.kernels if state.dkms and not _has_module(place, kernel)),
         held=held_pattern(place, source) if platform.manager == "apt" else "",
@@ -534,7 +535,8 @@ def _unfit(place: _Place, state: DriverInstallation, reason: str) -> DriverPlan 
     """Return the refusal of a host that would not become right by installing packages."""
     source = place.wants.nvidia_driver
     foreign = [package for package in state.broken if not re.search(HELD, package.name)]
-    if foreign:
+    # What an interrupted installation from a bundle left is ended with the bundle: it has what these need.
+    if foreign and not place.from_bundle:
         one = foreign[0]
         return place.blocked(
             f"{reason}, and {one.name} {one.version} is {one.state}, so that nothing can be installed",

@@ -49,12 +49,15 @@ def bundle_packages(platform: Platform, source: str, branch: int, kernels: Seque
     """Yield what a bundle must have of the same, and its nodes install.
 
     No package is among them that brings another kernel than these, as metapackages of modules do. The folder has no
-    module streams.
+    module streams. EPEL's and Fedora's dkms requires `kernel-devel-matched` where there is a `kernel-core` (dkms.spec),
+    as on every node, and a folder that is resolved for an empty system lacks it unless it is asked for.
     """
     for name in driver_packages(platform, source, branch, kernels, ()):
         if name == "nvidia-open" and platform.streams:
             yield f"nvidia-open-{branch}.*"
-        elif name != _MATCHED:
+        elif name == _MATCHED:
+            yield from (f"{_MATCHED}-{kernel}" for kernel in kernels)
+        else:
             yield name
 
 

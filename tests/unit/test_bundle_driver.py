@@ -295,7 +295,12 @@ ROCKY = WANTED.model_copy(
     update={
         "system": "rocky 9",
         "manager": "dnf",
-        "names": ("kernel-devel-5.14.0-611.5.1.el9_7.x86_64", "kernel-headers", "nvidia-open-580.*"),
+        "names": (
+            "kernel-devel-5.14.0-611.5.1.el9_7.x86_64",
+            "kernel-devel-matched-5.14.0-611.5.1.el9_7.x86_64",
+            "kernel-headers",
+            "nvidia-open-580.*",
+        ),
     }
 )
 
@@ -336,7 +341,7 @@ def test_dnf_knows_the_repository_for_this_once_and_checks_it_by_its_key(
     found = driver.fetch_driver(DriverWish(ROCKY, repository=repository), tmp_path, lambda _: None)
     assert found == ROCKY
     (command,) = (one for one in asked if "install" in one)
-    assert command[-4:] == ["install", *ROCKY.names]
+    assert command[-5:] == ["install", *ROCKY.names]
     assert f"--repofrompath=ppdeploy-bundle-nvidia,{repository.address}" in command
     key = (tmp_path / "mirror.asc").as_uri() if mirror else f"{base}/D42D0685.pub"
     for setting in ("gpgcheck=1", f"gpgkey={key}", "module_hotfixes=1"):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from plugins.modules import ppdeploy_packages as module
+from ppdeploy.plan.driver import HELD
 from tests import rpms
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -98,6 +99,13 @@ def test_lists_are_fetched_only_when_the_first_try_fails(monkeypatch: pytest.Mon
         ),
         ("E: You don't have enough free space in /var/cache/apt/archives/.", "has no room for gcc: free some space"),
         ("E: Failed to fetch http://x/gcc.deb  404", r"gcc could not be installed on .*: E: Failed to fetch"),
+        (
+            (
+                "Some packages could not be installed.\n\n gcc : Depends: libc6-dev (= 2) but 3 is to be installed\n"
+                "E: Unable to correct problems, you have held broken packages."
+            ),
+            r"gcc could not be installed on .*: gcc Depends: libc6-dev \(= 2\) but 3 is to be installed: add the",
+        ),
     ],
 )
 def test_why_packages_could_not_be_installed_is_a_sentence(
@@ -530,6 +538,33 @@ def test_named_packages_come_from_the_folder_also_where_they_are_held(
         # By the one apt resolves to other versions, by the other it goes on with them.
         assert "--ignore-hold --allow-change-held-packages" in line
         assert "Dir::Etc::sourceparts=-" in line
+
+
+def test_apt_may_not_remove_what_is_not_the_drivers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    simulated = "Remv zheld [1]\nRemv libnvidia-compute-570 [570] []\nInst nvidia-open [570] (580 localhost [all])\n"
+    programs = Programs(monkeypatch, **{"--simulate": (0, simulated)})
+    with pytest.raises(module.PackageError, match=r"without the removal of zheld: upgrade or remove"):
+        brought(tmp_path)
+    assert [line for line in programs.run if line.startswith("apt-get") and "--simulate" not in line][1:] == []
+    # The driver's own of before may go.
+    Programs(monkeypatch, **{"--simulate": (0, simulated.partition("\n")[2])})
+    assert brought(tmp_path)["changed"]
+
+
+def test_the_modules_pattern_of_the_drivers_packages_is_the_plans() -> None:
+    assert module.OF_DRIVER.pattern == HELD
+
+
+def test_an_interrupted_installation_is_ended_by_the_folder_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    left = [["gcc-12"], ["gcc-12"], []]
+    programs = Programs(monkeypatch, **{"--simulate": (0, "")})
+    monkeypatch.setattr(module, "half_installed", lambda: left.pop(0))
+    brought(tmp_path)
+    (fix,) = (line for line in programs.run if "--fix-broken" in line)
+    assert "Dir::Etc::sourceparts=-" in fix
+    assert left == []
 
 
 @pytest.mark.parametrize(

@@ -379,7 +379,8 @@ def test_a_site_with_a_bundle_takes_the_driver_from_it_alone(system: str) -> Non
     if found.manager == "apt":
         assert found.packages == (f"linux-headers-{kernel}", "nvidia-open")
     else:
-        assert found.packages == (f"kernel-devel-{kernel}", "kernel-headers", f"nvidia-open-{found.branch}.*")
+        headers = (f"kernel-devel-{kernel}", f"kernel-devel-matched-{kernel}", "kernel-headers")
+        assert found.packages == (*headers, f"nvidia-open-{found.branch}.*")
     files = [BLACKLIST, PREFERENCES] if found.manager == "apt" else [BLACKLIST]
     assert [file.path for file in driver_files(found)] == files
     text = next(driver_texts(found))
@@ -460,6 +461,14 @@ def test_what_a_bundle_without_one_lacks_is_said_whole() -> None:
         "a machine with internet and Debian GNU/Linux 12 (bookworm) and carry the bundle here, or install driver 580 "
         "or newer yourself, or set ppdeploy_nvidia_repository to a mirror within the site"
     )
+
+
+def test_what_an_interrupted_installation_left_is_ended_with_the_bundle() -> None:
+    # Without archives nothing else could end it.
+    left = (make_package("gcc-12", state="unpacked"), make_package("nvidia-open", state="half-configured"))
+    found = plan(bare(packages=(), broken=left), bundle=bundled(), **SITE)
+    assert (found.action, found.from_bundle, found.finish) == ("install", True, False), found
+    assert plan(bare(packages=(), broken=left)).action == "blocked"
 
 
 def test_a_bundle_for_several_kernels_serves_each() -> None:
