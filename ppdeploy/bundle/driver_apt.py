@@ -5,6 +5,8 @@ apt is given folders of its own for sources, pins and lists, which begin as link
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shutil
 import tempfile
@@ -19,6 +21,9 @@ from ppdeploy.spec import BundledDriver
 
 HELPER = "/usr/lib/apt/apt-helper"
 """Fetches a file as apt is set up to, by its hash (package apt)."""
+
+APT_USER = "_apt"
+"""As whom apt fetches where root calls it (apt.conf(5), APT::Sandbox::User)."""
 
 _SOURCES = "zz-ppdeploy-nvidia.list"
 _PINS = "00-ppdeploy-nvidia"
@@ -63,9 +68,10 @@ def _fetch(wanted: BundledDriver, optional: Sequence[str], options: dict[str, st
 
 
 def _components() -> set[str]:
-    """Return the components of this machine's archives."""
-    asked = ["apt-get", "indextargets", "--format", "$(COMPONENT)", "Created-By: Packages"]
-    return set(apt.run_apt(asked, OPTION).split())
+    """Return the components of Debian's own archives that this machine has; others have some of the same name."""
+    asked = ["apt-get", "indextargets", "--format", "$(ORIGIN)\t$(COMPONENT)", "Created-By: Packages"]
+    rows = [line.split("\t") for line in apt.run_apt(asked, OPTION).splitlines()]
+    return {row[1] for row in rows if row[0] == "Debian" and len(row) == 2}
 
 
 def flavours(kernels: Sequence[str]) -> list[str]:
@@ -84,9 +90,12 @@ def flavours(kernels: Sequence[str]) -> list[str]:
 def _known(repository: Repository) -> Iterator[dict[str, str]]:
     """Yield the options by which apt knows a repository beside this machine's archives, and pins the branch."""
     with tempfile.TemporaryDirectory() as work:
-        # apt fetches, and looks at signatures, as a user of its own.
+        # apt fetches, and looks at signatures, as a user of its own; where it may not write, it would do so as root.
         Path(work).chmod(0o755)
         own = _folders(Path(work), repository)
+        if os.geteuid() == 0 and APT_USER in {user.pw_name for user in pwd.getpwall()}:
+            for folder in (Path(work), own["Dir::State::lists"] / "partial"):
+                shutil.chown(folder, APT_USER)
         key = _key(repository, Path(work))
         key.chmod(0o644)
         source = own["Dir::Etc::sourceparts"] / _SOURCES
@@ -106,28 +115,54 @@ def _known(repository: Repository) -> Iterator[dict[str, str]]:
 
 
 def _folders(work: Path, repository: Repository) -> dict[str, Path]:
-    """Return folders of our own that begin as links to what this machine's apt has in its own."""
-    names = ("Dir::Etc::sourceparts", "Dir::Etc::preferencesparts", "Dir::State::lists")
-    asked = [word for number, name in enumerate(names) for word in (f"P{number}", f"{name}/d")]
+    """Return a list and folders of our own that begin as what this machine's apt has in its own.
+
+    Lists, pins and sources are links; a source that names the repository too is a copy without it, since apt refuses
+    two that are signed otherwise.
+    """
+    names = ("Dir::Etc::sourceparts", "Dir::Etc::preferencesparts", "Dir::State::lists", "Dir::Etc::sourcelist")
+    asked = [
+        word for number, name in enumerate(names) for word in (f"P{number}", f"{name}/{'f' if number == 3 else 'd'}")
+    ]
     told = dict(re.findall(r"^P(\d)='(.*)'$", apt.run_apt(["apt-config", "shell", *asked], OPTION), re.MULTILINE))
-    found = {}
-    for number, name in enumerate(names):
-        folder = found[name] = work / str(number)
+    found = {name: work / str(number) for number, name in enumerate(names)}
+    *folders, main = found.values()
+    for number, folder in enumerate(folders):
         folder.mkdir()
         theirs = Path(told.get(str(number), "/nowhere"))
         for file in theirs.iterdir() if theirs.is_dir() else ():
-            if file.is_file() and file.name != "lock" and not _is_of(file, repository):
+            if not file.is_file() or file.name == "lock":
+                continue
+            if _names(file, repository):
+                rest = _without(file, repository)
+                if rest.strip():
+                    (folder / file.name).write_text(rest, encoding="utf-8")
+            elif not _is_of(file, repository):
                 (folder / file.name).symlink_to(file.resolve())
     (found["Dir::State::lists"] / "partial").mkdir()
+    theirs = Path(told.get("3", "/nowhere"))
+    main.write_text(_without(theirs, repository) if theirs.is_file() else "", encoding="utf-8")
     return found
 
 
+def _names(file: Path, repository: Repository) -> bool:
+    """Return whether a list of sources names the repository, maybe beside others."""
+    if file.suffix not in (".list", ".sources"):
+        return False
+    text = file.read_text(encoding="utf-8", errors="replace")
+    return repository.address in text or repository.also in text
+
+
+def _without(file: Path, repository: Repository) -> str:
+    """Return a list of sources without those of the repository: lines, or the paragraphs of a `.sources`."""
+    text = file.read_text(encoding="utf-8", errors="replace")
+    parts = re.split(r"(?<=\n)\s*\n", text) if file.suffix == ".sources" else text.splitlines()
+    kept = [part for part in parts if repository.address not in part and repository.also not in part]
+    return ("\n" if file.suffix == ".sources" else "").join(f"{part}\n" for part in kept)
+
+
 def _is_of(file: Path, repository: Repository) -> bool:
-    """Return whether a file of this machine's is about the repository already."""
-    if file.suffix in (".list", ".sources"):
-        text = file.read_text(encoding="utf-8", errors="replace")
-        return repository.address in text or repository.also in text
-    # A list is named by its address.
+    """Return whether a fetched list, which is named by its address, or a pin of ours is about the repository."""
     return repository.address.partition("://")[2].replace("/", "_") in file.name or file.name == _OURS
 
 

@@ -168,6 +168,9 @@ def own(tmp_path: Path) -> Path:
         "sources/debian.sources": "URIs: http://archive.example/debian\n",
         "sources/cuda-debian12.list": f"deb [signed-by=/usr/share/keyrings/cuda.gpg] {BASE}/ /\n",
         "sources/mirror.sources": f"URIs: {REPOSITORY.address}\n",
+        "sources/several.list": f"deb {REPOSITORY.address} /\ndeb http://tools.example/debian bookworm main\n",
+        "sources/several.sources": f"URIs: {BASE}/\nSuites: /\n\nURIs: http://more.example/\nSuites: /\n",
+        "sources.list": f"deb {BASE}/ /\ndeb http://main.example/debian bookworm main\n",
         "preferences/site": "Package: *\n",
         "preferences/ppdeploy-nvidia": "Pin: version 570.*\n",
         "lists/archive.example_debian_Packages": "Package: gcc\n",
@@ -188,15 +191,17 @@ class Apt:
         self.version = version
         self.run: list[list[str]] = []
         self.seen: dict[str, dict[str, str]] = {}
+        self.main = ""
         monkeypatch.setattr(apt, "run", self)
 
     def __call__(self, command: list[str]) -> str:
         self.run.append(command)
         options = dict(word.split("=", 1) for word in command if re.match("(Dir|APT)::.*=", word))
         if command[0] == "apt-config":
-            return "".join(f"P{n}='{self.own}/{name}/'\n" for n, name in enumerate(("sources", "preferences", "lists")))
+            names = ("sources/", "preferences/", "lists/", "sources.list")
+            return "".join(f"P{n}='{self.own}/{name}'\n" for n, name in enumerate(names))
         if "indextargets" in command:
-            return "main\ncontrib\n"
+            return "Debian\tmain\nDebian\tcontrib\n\tmain\n"
         if "policy" in command:
             return "Candidate: 1\n" if command[-1] == "linux-headers-amd64" else ""
         if command[-1] == "update":
@@ -205,6 +210,7 @@ class Apt:
             source = Path(options["Dir::Etc::sourcelist"])
             self.seen["sources"] = {path.name: path.read_text() for path in source.parent.iterdir()}
         if "install" in command:
+            self.main = Path(options["Dir::Etc::sourcelist"]).read_text()
             name = f"nvidia-open_{self.version}_amd64.deb"
             Path(options["Dir::Cache::archives"], name).write_bytes(b"deb")
         return "Package: nvidia-open\n"
@@ -223,7 +229,10 @@ def test_apt_knows_the_repository_beside_this_machines_own_and_by_the_right_key_
     names = driver_apt.fetch(WANTED, ("linux-headers-amd64", "linux-headers-none"), mirrored(tmp_path), tmp_path / "d")
     assert names == (*WANTED.names, "linux-headers-amd64")
     sources = programs.seen["sources"]
-    assert sorted(sources) == ["debian.sources", "zz-ppdeploy-nvidia.list"]
+    # Of one that names it beside others, these stay: two keys of one repository are no list of sources to apt.
+    assert sorted(sources) == ["debian.sources", "several.list", "several.sources", "zz-ppdeploy-nvidia.list"]
+    assert sources["several.list"] == "deb http://tools.example/debian bookworm main\n"
+    assert sources["several.sources"].split() == ["URIs:", "http://more.example/", "Suites:", "/"]
     assert sources["zz-ppdeploy-nvidia.list"].endswith(f"/key.asc] {REPOSITORY.address} /\n")
     assert sorted(programs.seen["Dir::Etc::preferencesparts"]) == ["00-ppdeploy-nvidia", "site"]
     assert sorted(programs.seen["Dir::State::lists"]) == ["archive.example_debian_Packages"]
@@ -232,11 +241,11 @@ def test_apt_knows_the_repository_beside_this_machines_own_and_by_the_right_key_
     assert {"Dir::Etc::sourceparts=-", "APT::Get::List-Cleanup=0", "Dir::Cache::pkgcache="} <= set(update)
     assert install[-4:] == ["install", *names]
     assert "--download-only" in install
-    assert not any(word.startswith("Dir::Etc::sourcelist") for word in install)
+    assert programs.main == "deb http://main.example/debian bookworm main\n"
     # What was made for it is gone, and this machine's own is as it was.
     parts = next(word for word in install if word.startswith("Dir::Etc::sourceparts=")).partition("=")[2]
     assert not Path(parts).exists()
-    assert len(list(own.rglob("*"))) == 3 + 8
+    assert len(list(own.rglob("*"))) == 3 + 11
 
 
 def test_nvidias_own_key_is_in_a_package_that_is_known_by_its_hash(
@@ -261,7 +270,8 @@ def test_a_branch_that_the_repository_lacks_is_told(monkeypatch: pytest.MonkeyPa
 def test_debian_without_contrib_is_refused_before_anything_is_fetched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shelf: Shelf
 ) -> None:
-    answers = {"indextargets": "main\n"}
+    # Anybody may call a component of theirs contrib.
+    answers = {"indextargets": "Debian\tmain\nOracle\tcontrib\n"}
     monkeypatch.setattr(apt, "run", lambda command: answers[command[1]])
     monkeypatch.setattr(making, "fetch", lambda *_, **__: pytest.fail("pip was run"))
     with pytest.raises(InputError, match=r"contrib is off here.*add `contrib` behind `main`.*`apt-get update`"):
