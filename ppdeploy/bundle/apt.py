@@ -111,10 +111,10 @@ def run_apt(command: list[str], where: str) -> str:
         raise full
     # What follows a complaint tells its particulars, such as each hash that was looked for.
     lines = said.splitlines()
-    wrong = [line for line in lines if line.startswith(("E:", "Err:"))]
-    told = wrong or [line for line in lines if line.startswith("W:")] or lines
+    # Warnings have the particulars of some errors (a key that is not known), and come of other things too.
+    told = [line for kind in (("E:", "Err:"), ("W:",)) for line in lines if line.startswith(kind)] or lines[-3:]
     raise PpdeployError(
-        f"{Path(command[0]).name} cannot fetch the packages: {' '.join(told[-3:])}",
+        f"{Path(command[0]).name} cannot fetch the packages: {' '.join(told[:3])}",
         where=where,
         remedy=f"check this machine's network and archives, then run it again{_ANOTHER_WAY.get(where, '')}",
     )
