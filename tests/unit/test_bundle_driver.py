@@ -168,9 +168,9 @@ def own(tmp_path: Path) -> Path:
         "sources/debian.sources": "URIs: http://archive.example/debian\n",
         "sources/cuda-debian12.list": f"deb [signed-by=/usr/share/keyrings/cuda.gpg] {BASE}/ /\n",
         "sources/mirror.sources": f"URIs: {REPOSITORY.address}\n",
-        "sources/several.list": f"deb {REPOSITORY.address} /\ndeb http://tools.example/debian bookworm main\n",
+        "sources/several.list": f"deb {REPOSITORY.address} /\ndeb http://tools.example/apt stable main\n",
         "sources/several.sources": f"URIs: {BASE}/\nSuites: /\n\nURIs: http://more.example/\nSuites: /\n",
-        "sources.list": f"deb {BASE}/ /\ndeb http://main.example/debian bookworm main\n",
+        "sources.list": f"deb {BASE}/ /\ndeb http://main.example/apt stable main\n",
         "preferences/site": "Package: *\n",
         "preferences/ppdeploy-nvidia": "Pin: version 570.*\n",
         "lists/archive.example_debian_Packages": "Package: gcc\n",
@@ -231,7 +231,7 @@ def test_apt_knows_the_repository_beside_this_machines_own_and_by_the_right_key_
     sources = programs.seen["sources"]
     # Of one that names it beside others, these stay: two keys of one repository are no list of sources to apt.
     assert sorted(sources) == ["debian.sources", "several.list", "several.sources", "zz-ppdeploy-nvidia.list"]
-    assert sources["several.list"] == "deb http://tools.example/debian bookworm main\n"
+    assert sources["several.list"] == "deb http://tools.example/apt stable main\n"
     assert sources["several.sources"].split() == ["URIs:", "http://more.example/", "Suites:", "/"]
     assert sources["zz-ppdeploy-nvidia.list"].endswith(f"/key.asc] {REPOSITORY.address} /\n")
     assert sorted(programs.seen["Dir::Etc::preferencesparts"]) == ["00-ppdeploy-nvidia", "site"]
@@ -241,7 +241,7 @@ def test_apt_knows_the_repository_beside_this_machines_own_and_by_the_right_key_
     assert {"Dir::Etc::sourceparts=-", "APT::Get::List-Cleanup=0", "Dir::Cache::pkgcache="} <= set(update)
     assert install[-4:] == ["install", *names]
     assert "--download-only" in install
-    assert programs.main == "deb http://main.example/debian bookworm main\n"
+    assert programs.main == "deb http://main.example/apt stable main\n"
     # What was made for it is gone, and this machine's own is as it was.
     parts = next(word for word in install if word.startswith("Dir::Etc::sourceparts=")).partition("=")[2]
     assert not Path(parts).exists()

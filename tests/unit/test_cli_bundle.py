@@ -155,14 +155,19 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return tell
 
 
+def red_hat_headers(kernel: str) -> tuple[str, ...]:
+    """Return the packages that have a kernel's headers there."""
+    return (f"kernel-devel-{kernel}", f"kernel-devel-matched-{kernel}", "kernel-headers")
+
+
 @pytest.mark.parametrize(
     ("system", "words", "names"),
     [
         ("debian12", ["nvidia", "--kernel", "6.1.0-41-amd64", "--kernel", "6.1.0-42-amd64"],
          ("linux-headers-6.1.0-41-amd64", "linux-headers-6.1.0-42-amd64", "nvidia-open")),
         # The branch is in the name: the bundle's index has no module streams.
-        ("rocky9", ["nvidia"], ("kernel-devel-5.14.0-611.5.1.el9_7.x86_64", "kernel-headers", "nvidia-open-580.*")),
-        ("fedora44", ["nvidia"], ("kernel-devel-6.19.10-300.fc44.x86_64", "kernel-headers", "nvidia-open-610.*")),
+        ("rocky9", ["nvidia"], (*red_hat_headers("5.14.0-611.5.1.el9_7.x86_64"), "nvidia-open-580.*")),
+        ("fedora44", ["nvidia"], (*red_hat_headers("6.19.10-300.fc44.x86_64"), "nvidia-open-610.*")),
         ("ubuntu2404", ["distribution"],
          ("linux-modules-nvidia-580-server-open-6.8.0-90-generic", "nvidia-headless-no-dkms-580-server-open",
           "nvidia-utils-580-server", "nvidia-compute-utils-580-server")),

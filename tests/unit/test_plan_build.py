@@ -11,6 +11,7 @@ from ppdeploy.facts import Listener, NodeFacts, Python
 from ppdeploy.plan import Plan
 from ppdeploy.plan.command import extra_arguments
 from ppdeploy.play import make_plan, whole_pipelines
+from ppdeploy.spec import Wheelhouse
 from tests.factories import make_cluster, make_facts, make_gpu
 from tests.factories_plan import make_complete_plan, make_pipeline, make_pipeline_spec, make_source, make_spec
 
@@ -101,8 +102,16 @@ def test_what_stops_a_run_is_named_with_host_and_remedy(facts: dict[str, NodeFac
 
 def test_an_rsync_that_comes_from_the_bundle_stops_nothing() -> None:
     facts = facts_with(tools={"rsync": None})
-    assert not make_pipeline(facts=facts, system_packages="bundle").blocked()
-    assert make_pipeline(facts=facts, system_packages="archives").blocked()
+    own = facts["node1"].os
+
+    def blocked(held: tuple[str, ...], source: str = "bundle") -> bool:
+        wheelhouse = Wheelhouse(system=own.release, machine=own.machine, packages=held)
+        spec = make_pipeline_spec(list(facts), system_packages=source).model_copy(update={"wheelhouse": wheelhouse})
+        return bool(make_plan(make_spec(spec), facts, {spec.name: make_source()}).pipelines[0].blocked())
+
+    assert not blocked(("gcc", "rsync"))
+    assert blocked(("gcc",))
+    assert blocked(("gcc", "rsync"), source="archives")
 
 
 def test_a_port_that_our_own_rank_holds_is_not_taken() -> None:
