@@ -109,9 +109,9 @@ def run_apt(command: list[str], where: str) -> str:
     full = full_disk(command[0], said)
     if full is not None:
         raise full
-    # What follows a complaint tells its particulars, such as each hash that was looked for.
+    # What follows a complaint tells its particulars, such as each hash that was looked for; warnings have those of some
+    # errors (a key that is not known), and come of other things too.
     lines = said.splitlines()
-    # Warnings have the particulars of some errors (a key that is not known), and come of other things too.
     told = [line for kind in (("E:", "Err:"), ("W:",)) for line in lines if line.startswith(kind)] or lines[-3:]
     raise PpdeployError(
         f"{Path(command[0]).name} cannot fetch the packages: {' '.join(told[:3])}",

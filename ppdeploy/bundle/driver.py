@@ -38,10 +38,9 @@ def require_driver(wish: DriverWish) -> None:
 def fetch_driver(wish: DriverWish, partial: Path, tell: Callable[[str], None]) -> BundledDriver:
     """Fetch a driver, and all that it needs, into the folder `driver` of a bundle, and write its index.
 
-    Returns it with the names of what was asked for. Raises InputError where an archive lacks a package or a repository
-    is not believed, PpdeployError for any other failure of the package manager.
+    `require_driver` was asked before. Returns it with the names of what was asked for. Raises InputError where an
+    archive lacks a package or a repository is not believed, PpdeployError for any other failure of the package manager.
     """
-    require_driver(wish)
     wanted = wish.wanted
     tell(f"the NVIDIA driver {wanted.branch} for {', '.join(wanted.kernels)}")
     folder = partial / DRIVER

@@ -263,7 +263,7 @@ def test_both_hosts_install_from_the_bundle_and_no_repository_of_theirs_is_read(
     assert watch.packets() == {"controller": 0, "hosts": 0}
     for node in isolated.lab.nodes:
         assert isolated.out(node, "test -e /usr/share/lib/what-tool-reads; tool; haproxy") == "tool\nhaproxy"
-        # Its package has started it, and it has nothing to do.
+        # Its package has started it, and it has nothing to do. Of a unit that is off, both end with an error.
         assert isolated.out(node, "systemctl is-enabled haproxy || true") == "disabled"
         assert isolated.out(node, "systemctl is-active haproxy || true") == "inactive"
         assert isolated.out(node, "ls /opt/ppdeploy/staging") == ""
